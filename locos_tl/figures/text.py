@@ -1,0 +1,57 @@
+"""Foreign text made safe to show: model names, needles and answers come from anywhere."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+_BREAKS = "\n\t"
+# C0 and C1 controls, lone surrogates, and the marks that reverse the direction of the text around them.
+_UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]")
+
+
+def _visible(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in _BREAKS:
+        return char
+    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"[U+{ord(char):04X}]"
+
+
+def clean(value: Any, limit: int | None = None) -> str:
+    r"""Text in which control characters are seen, not obeyed, cut after ``limit`` characters.
+
+    >>> clean("a\x00b")
+    'a␀b'
+    """
+    text = "–" if value is None else str(value)
+    if limit is not None and len(text) > limit:
+        text = text[:limit].rstrip() + " …"
+    return _UNSHOWABLE.sub(_visible, text)
+
+
+def html_text(value: Any, limit: int | None = None) -> str:
+    """Text for an HTML page, also inside a quoted attribute."""
+    return html.escape(clean(value, limit))
+
+
+def label_text(value: Any, limit: int | None = 40) -> str:
+    """Text for a plotly label or hover, which reads a few HTML tags and ``%{...}`` fields.
+
+    Plotly knows only some entities (no ``&quot;``), so quotes stay as they are.
+    """
+    return html.escape(clean(value, limit), quote=False).replace("%{", "% {").replace("\n", " ")
+
+
+def script_text(text: str) -> str:
+    """JSON for a script element: nothing in it can end the element or open a comment."""
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number as a reader writes it: a few significant digits and a true minus sign.
+
+    >>> number(-0.04567)
+    '−0.0457'
+    """
+    return f"{value:.{digits}g}".replace("-", "−")

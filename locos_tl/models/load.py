@@ -1,0 +1,177 @@
+"""`load_model`: from whatever the user has to a checked `HookedModel`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .backends import BridgeBackend, FusedView, LegacyBackend, shared_copy, unhook
+from .bundled import BUNDLED, ensure
+from .check import refuse_broken
+from .hooked import HookedModel, ModelInfo
+from .hub import checkpoint_for
+
+log = logging.getLogger(__name__)
+
+
+def load_model(
+    source: Any,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    device_map: Any = None,
+    tokenizer: Any = None,
+    revision: str | None = None,
+) -> HookedModel:
+    """Load a causal language model into TransformerLens hooks and check it.
+
+    Args:
+        source: "smollm2-135m" (the bundled model, the same bytes everywhere), a Hub id, a local folder,
+            a transformers model (with ``tokenizer=``, or as the pair ``(model, tokenizer)``), a
+            ``TransformerBridge`` or, on transformer-lens 3.x, a ``HookedTransformer``.
+            A transformers model is left as it is: both views are built over its tensors.
+        device: where to put the weights; default: a GPU if there is one, else the CPU.
+        dtype: dtype of the weights; default: the checkpoint's own. Scores are float32 in any case.
+        device_map: passed to transformers, instead of ``device``.
+        tokenizer: tokenizer of a model given as an object.
+        revision: Hub revision (branch, tag or commit).
+
+    Raises:
+        ValueError: for a source of a kind or architecture that cannot be hooked.
+        FileNotFoundError: when a Hub id is neither cached nor reachable.
+        RuntimeError: when a cached step disagrees with the uncached one.
+    """
+    if isinstance(source, tuple):
+        source, tokenizer = source
+    if isinstance(source, str | Path):
+        hf_model, tokenizer, info = _from_name(source, device, dtype, device_map, revision)
+        model = _from_hf(hf_model, tokenizer, info)
+    else:
+        model = _from_object(source, tokenizer)
+    refuse_broken(model)
+    return model
+
+
+def _from_name(
+    source: str | Path, device: Any, dtype: Any, device_map: Any, revision: str | None
+) -> tuple[Any, Any, ModelInfo]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if str(source) in BUNDLED:
+        folder, local, found = ensure(str(source)), True, BUNDLED[str(source)].checkpoint_sha256
+        revision = None
+    else:
+        folder, local = checkpoint_for(source, revision)
+        found = revision
+    options: dict[str, Any] = {"dtype": dtype or "auto", "local_files_only": local, "revision": revision}
+    if device_map is not None:
+        options["device_map"] = device_map
+    hf_model = AutoModelForCausalLM.from_pretrained(str(folder), **options)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=local, revision=revision)
+    if device_map is None:
+        hf_model = hf_model.to(device or default_device())
+    commit = getattr(hf_model.config, "_commit_hash", None)
+    return hf_model, tokenizer, ModelInfo(str(source), revision=commit or found)
+
+
+def default_device() -> torch.device:
+    """A GPU if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _from_object(source: Any, tokenizer: Any) -> HookedModel:
+    from transformers import PreTrainedModel
+
+    if isinstance(source, PreTrainedModel):
+        name = getattr(source, "name_or_path", "") or type(source).__name__
+        return _from_hf(source, tokenizer, ModelInfo(name, revision=getattr(source.config, "_commit_hash", None)))
+    kinds = {kind.__name__ for kind in type(source).__mro__}
+    if "TransformerBridge" in kinds:
+        return _from_bridge(source, tokenizer)
+    if "HookedTransformer" in kinds:
+        backend = LegacyBackend(source)
+        info = ModelInfo(
+            source.cfg.model_name,
+            dtype=str(source.cfg.dtype).removeprefix("torch."),
+            backend=backend.kind,
+            prefill="hooked, in chunks",
+            processing=backend.processing(),
+        )
+        return HookedModel(backend, None, tokenizer or source.tokenizer, info)
+    raise ValueError(
+        f"cannot load a {type(source).__name__}: give a model name, a folder, a transformers model, "
+        "a TransformerBridge or a HookedTransformer"
+    )
+
+
+def _from_hf(hf_model: Any, tokenizer: Any, info: ModelInfo) -> HookedModel:
+    from transformer_lens.model_bridge import TransformerBridge
+
+    hf_model.eval()
+    hooked = shared_copy(hf_model, "eager")
+    hooked.config.architectures = [type(hf_model).__name__]
+    try:
+        bridge = TransformerBridge.boot_transformers(
+            info.name, hf_model=hooked, tokenizer=_placeholder_tokenizer(), dtype=hf_model.dtype
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"TransformerLens cannot hook {type(hf_model).__name__} ({info.name}): {str(error).split('.')[0]}"
+        ) from error
+    _give_tokenizer(bridge, tokenizer)
+    try:
+        fused = FusedView(shared_copy(hf_model, "sdpa"))
+    except ValueError as error:
+        log.warning("%s: %s; prefill runs in chunks on the hooked model", info.name, error)
+        fused = None
+    return _assemble(bridge, fused, tokenizer, info, str(hf_model.dtype))
+
+
+def _from_bridge(bridge: Any, tokenizer: Any) -> HookedModel:
+    name = str(getattr(bridge.cfg, "model_name", "bridge"))
+    fused: FusedView | None = None
+    if getattr(bridge, "compatibility_mode", False):
+        log.warning("%s: the bridge's weights are processed; prefill runs in chunks on the hooked model", name)
+    else:
+        try:
+            fused = FusedView(shared_copy(unhook(bridge), "sdpa"))
+        except (RuntimeError, ValueError, TypeError) as error:
+            log.warning("%s: no fused view (%s); prefill runs in chunks on the hooked model", name, error)
+    dtype = str(next(iter(bridge.parameters())).dtype)
+    return _assemble(bridge, fused, tokenizer or bridge.tokenizer, ModelInfo(name), dtype)
+
+
+def _assemble(bridge: Any, fused: FusedView | None, tokenizer: Any, info: ModelInfo, dtype: str) -> HookedModel:
+    bridge.eval()
+    backend = BridgeBackend(bridge)
+    info = ModelInfo(
+        info.name,
+        revision=info.revision,
+        dtype=dtype.removeprefix("torch."),
+        backend=backend.kind,
+        prefill="fused" if fused is not None else "hooked, in chunks",
+        processing=backend.processing(),
+    )
+    return HookedModel(backend, fused, tokenizer, info)
+
+
+def _placeholder_tokenizer() -> Any:
+    """A tokenizer for booting a bridge, which insists on one and would load the real one a second time."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"?": 0, ".": 1}, unk_token="?"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", eos_token=".")
+
+
+def _give_tokenizer(bridge: Any, tokenizer: Any) -> None:
+    """Hand the real tokenizer to the bridge, so that its own text methods work for the user."""
+    if tokenizer is None:
+        return
+    bridge._tokenizer = copy.copy(tokenizer)  # the public setter would reload it and overwrite d_vocab
+    ids = tokenizer("a")["input_ids"]
+    bridge.cfg.tokenizer_prepends_bos = bool(ids) and ids[0] == tokenizer.bos_token_id

@@ -1,0 +1,152 @@
+"""Reading and writing result files: atomic writes, strict JSON, no pickles."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+"""Version of the result files; readers refuse a newer one."""
+
+
+class ResultFileError(ValueError):
+    """A result file that cannot be used; says which file, what is wrong and what to do."""
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also when the process dies half-way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def plain(value: Any) -> Any:
+    """A JSON-safe copy: numpy scalars become Python's, NaN and infinities become null."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Strict JSON text (no NaN)."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, (to_json(value, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read strict JSON.
+
+    Raises:
+        ResultFileError: when the file is missing, not UTF-8, not JSON, holds NaN or repeats a key.
+    """
+    try:
+        text = path.read_bytes().decode()
+        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except FileNotFoundError:
+        raise ResultFileError(f"{path}: no such file") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise ResultFileError(f"{path}: not a usable JSON file ({error})") from error
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} occurs twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a number")
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
+    write_atomic(path, "".join(to_json(row) + "\n" for row in rows).encode())
+
+
+def read_jsonl(path: Path) -> Iterator[Any]:
+    """Read JSON lines.
+
+    Raises:
+        ResultFileError: naming the line that cannot be read.
+    """
+    try:
+        lines = path.read_bytes().decode().split("\n")
+    except FileNotFoundError:
+        raise ResultFileError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultFileError(f"{path}: cannot be read ({error})") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise ResultFileError(f"{path}, line {number}: {error}") from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+    """Arrays and their JSON metadata in one safetensors file, so that they cannot be parted."""
+    from safetensors.numpy import save
+
+    header = {"locos_tl": to_json({"format": FORMAT, **meta})}
+    write_atomic(path, save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, metadata=header))
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read what `write_arrays` wrote.
+
+    Raises:
+        ResultFileError: when the file is missing, truncated, or not one of ours.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise ResultFileError(f"{path}: no such file")
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            header = (file.metadata() or {}).get("locos_tl")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ResultFileError(f"{path}: not a readable safetensors file ({error}); delete it and run again") from error
+    if header is None:
+        raise ResultFileError(f"{path}: a safetensors file, but not written by locos_tl")
+    try:
+        meta = json.loads(header, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        if not isinstance(meta, dict):
+            raise ValueError("no JSON object")
+    except ValueError as error:
+        raise ResultFileError(f"{path}: its metadata cannot be read ({error})") from error
+    if not isinstance(meta.get("format"), int) or meta["format"] > FORMAT:
+        raise ResultFileError(f"{path}: written by a newer locos_tl (format {meta.get('format')}); update locos_tl")
+    return arrays, meta

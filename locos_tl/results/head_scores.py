@@ -1,0 +1,337 @@
+"""`HeadScores`: what one detector says of every attention head, trial by trial."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from . import statistics
+from .files import ResultFileError, read_arrays, read_json, to_json, write_arrays, write_atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = np.ndarray
+Head = tuple[int, int]
+_HEAD_KEY = re.compile(r"(\d{1,6})-(\d{1,6})")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """Scores of one detector.
+
+    Attributes:
+        detector: name in the registry ("locos", "wu", ...).
+        per_trial: score of every head in every counted trial, float32 [trial, layer, head]. Counted are
+            the trials that passed the gate; for a detector without a gate (headkv), all trials; for
+            "random", one row per seed.
+        trial_ids: the counted trials, in the order of ``per_trial``.
+        n_total: trials that were run, passed or not.
+        n_key_value_heads: key-value heads, for KV-group labels.
+        seen: False where a head could not see the needle in a trial (a sliding-window layer that had
+            moved past it). Such entries keep the equation's value in ``per_trial`` but take no part in
+            means, intervals and ranks. [trial, layer, head]; all True by default.
+        provenance: what made these scores: model, revision, versions, dtype, seeds, settings.
+    """
+
+    detector: str
+    per_trial: Float[Array, "trial layer head"]
+    trial_ids: tuple[str, ...]
+    n_total: int
+    n_key_value_heads: int
+    seen: Bool[Array, "trial layer head"] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        scores = np.asarray(self.per_trial, dtype=np.float32)
+        if scores.ndim != 3 or 0 in scores.shape:
+            raise ValueError(f"per_trial must be [trial, layer, head] with no empty axis, got shape {scores.shape}")
+        if len(self.trial_ids) != scores.shape[0]:
+            raise ValueError(f"{len(self.trial_ids)} trial ids for {scores.shape[0]} rows of scores")
+        if self.n_key_value_heads < 1 or scores.shape[2] % self.n_key_value_heads:
+            raise ValueError(f"{scores.shape[2]} query heads cannot share {self.n_key_value_heads} key-value heads")
+        seen = np.ones(scores.shape, bool) if self.seen is None else np.asarray(self.seen, dtype=bool)
+        if seen.shape != scores.shape:
+            raise ValueError(f"seen has shape {seen.shape}, per_trial {scores.shape}")
+        object.__setattr__(self, "per_trial", scores)
+        object.__setattr__(self, "seen", seen)
+        object.__setattr__(self, "trial_ids", tuple(self.trial_ids))
+
+    # --- sizes ----------------------------------------------------------------------------------
+
+    @property
+    def n_trials(self) -> int:
+        """Trials (for "random": seeds) that count."""
+        return self.per_trial.shape[0]
+
+    passed = n_trials
+    """The trials that count; with `n_total` as passed/total."""
+
+    @property
+    def total(self) -> int:
+        return self.n_total
+
+    @property
+    def n_layers(self) -> int:
+        return self.per_trial.shape[1]
+
+    @property
+    def n_heads(self) -> int:
+        return self.per_trial.shape[2]
+
+    def kv_group(self, head: int) -> int:
+        """The key-value head that query head ``head`` reads."""
+        return head // (self.n_heads // self.n_key_value_heads)
+
+    # --- what a reader asks ---------------------------------------------------------------------
+
+    @cached_property
+    def counted(self) -> Float[Array, "trial layer head"]:
+        """``per_trial`` with NaN where the head could not see the needle."""
+        return np.where(self.seen, self.per_trial, np.nan).astype(np.float32)  # type: ignore[arg-type]
+
+    @cached_property
+    def mean(self) -> Float[Array, "layer head"]:
+        """Head score: mean over the counted trials; NaN for a head that never saw the needle."""
+        return statistics.nan_mean(self.counted).astype(np.float32)
+
+    @cached_property
+    def _default_ci(self) -> tuple[Array, Array]:
+        return statistics.bootstrap_ci(self.counted)
+
+    def ci(
+        self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Array, "layer head"], Float[Array, "layer head"]]:
+        """Percentile bootstrap interval of the mean over trials (lower, upper)."""
+        if (level, n_resamples, seed) == (0.95, 1000, 0):
+            return self._default_ci
+        return statistics.bootstrap_ci(self.counted, level, n_resamples, seed)
+
+    def ranking(self, trial_id: str | None = None) -> list[Head]:
+        """Heads as (layer, head), best first; heads that cannot see the needle are left out.
+
+        Args:
+            trial_id: rank by one trial alone ("seed-42" of the random detector) instead of the mean.
+        """
+        if trial_id is None:
+            return statistics.rank_heads(self.mean)
+        if trial_id not in self.trial_ids:
+            raise ValueError(f"no trial {trial_id!r} among {self.n_trials} counted trials of {self.detector!r}")
+        return statistics.rank_heads(self.counted[self.trial_ids.index(trial_id)])
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: layer, head, score, ci_low, ci_high, rank, kv_group, n_trials, sees_needle."""
+        import pandas as pd
+
+        low, high = self.ci()
+        ranks = {head: rank for rank, head in enumerate(self.ranking(), 1)}
+        counts = self.seen.sum(0)  # type: ignore[union-attr]
+        cells = [(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads)]
+        frame = pd.DataFrame(cells, columns=["layer", "head"])
+        frame["score"] = self.mean.reshape(-1)
+        frame["ci_low"], frame["ci_high"] = low.reshape(-1), high.reshape(-1)
+        frame["rank"] = pd.array([ranks.get(cell) for cell in cells], dtype="Int64")
+        frame["kv_group"] = [self.kv_group(head) for _, head in cells]
+        frame["n_trials"] = counts.reshape(-1)
+        frame["sees_needle"] = counts.reshape(-1) > 0
+        return frame
+
+    def top(self, k: int = 10) -> pd.DataFrame:
+        """The k best heads, best first."""
+        return self._ranked().head(_positive(k))
+
+    def bottom(self, k: int = 10) -> pd.DataFrame:
+        """The k worst heads among those that can see the needle, worst first."""
+        return self._ranked().iloc[::-1].head(_positive(k))
+
+    def _ranked(self) -> pd.DataFrame:
+        frame = self.to_frame().dropna(subset=["rank"])
+        return frame.sort_values("rank").reset_index(drop=True)
+
+    def split_half(self, seed: int = 0) -> float:
+        """Spearman correlation of the head means of two random halves of the trials (NaN below 2 trials)."""
+        if self.n_trials < 2:
+            return float("nan")
+        order = np.random.default_rng(seed).permutation(self.n_trials)
+        halves = (self.counted[order[::2]], self.counted[order[1::2]])
+        first, second = (statistics.nan_mean(half) for half in halves)
+        return statistics.rank_agreement(first, second, ks=())["spearman"]
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"L{layer}H{head}" for layer, head in self.ranking()[:3])
+        return (
+            f"HeadScores({self.detector!r}, {self.n_layers} layers x {self.n_heads} heads, "
+            f"{self.n_trials} of {self.n_total} trials, top: {best})"
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<p><b>{escape(repr(self))}</b></p>" + self.top(10).to_html(index=False, float_format="%.4g")
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file with the JSON metadata inside; returns its path."""
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            path = path.with_name(path.name + ".safetensors")
+        meta = {
+            "kind": "HeadScores",
+            "detector": self.detector,
+            "trial_ids": list(self.trial_ids),
+            "n_total": self.n_total,
+            "n_key_value_heads": self.n_key_value_heads,
+            "provenance": self.provenance,
+        }
+        write_arrays(path, {"per_trial": self.per_trial, "seen": np.asarray(self.seen)}, meta)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> HeadScores:
+        """Read a file written by `save`.
+
+        Raises:
+            ResultFileError: when the file is missing, damaged or of another kind.
+        """
+        path = Path(path)
+        arrays, meta = read_arrays(path)
+        try:
+            if meta["kind"] != "HeadScores":
+                raise ResultFileError(f"{path}: holds {meta['kind']}, not HeadScores")
+            return cls(
+                detector=str(meta["detector"]),
+                per_trial=arrays["per_trial"],
+                trial_ids=tuple(str(i) for i in meta["trial_ids"]),
+                n_total=int(meta["n_total"]),
+                n_key_value_heads=int(meta["n_key_value_heads"]),
+                seen=arrays["seen"],
+                provenance=dict(meta["provenance"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ResultFileError):
+                raise
+            raise ResultFileError(f"{path}: not a usable HeadScores file ({error})") from error
+
+    def to_head_list(self, path: str | Path | None = None, *, envelope: bool = False) -> dict[str, Any]:
+        """The field's head-score JSON: {"layer-head": [score of each trial]}.
+
+        Args:
+            path: also write it there.
+            envelope: put the map under "scores", beside the detector, passed/total and provenance.
+        """
+        scores = {
+            f"{layer}-{head}": [float(x) for x in self.per_trial[self.seen[:, layer, head], layer, head]]  # type: ignore[index]
+            for layer in range(self.n_layers)
+            for head in range(self.n_heads)
+        }
+        out: dict[str, Any] = scores
+        if envelope:
+            out = {
+                "detector": self.detector,
+                "passed": self.n_trials,
+                "total": self.n_total,
+                "n_key_value_heads": self.n_key_value_heads,
+                "provenance": self.provenance,
+                "scores": scores,
+            }
+        if path is not None:
+            write_atomic(Path(path), to_json(out).encode())
+        return out
+
+    @classmethod
+    def from_head_list(
+        cls,
+        source: str | Path | Mapping[str, Any],
+        *,
+        n_layers: int | None = None,
+        n_heads: int | None = None,
+        n_key_value_heads: int | None = None,
+        detector: str | None = None,
+    ) -> HeadScores:
+        """Read a published head list, with or without the "scores" envelope.
+
+        Args:
+            source: path or parsed JSON.
+            n_layers, n_heads: the model's sizes; a list that does not fit is refused. Without them they
+                are read off the list.
+            n_key_value_heads: default: what the envelope says, else one per query head.
+            detector: name of the scores; default: what the envelope says, else "imported".
+
+        Raises:
+            ResultFileError: for a malformed entry, a duplicate, a head outside the model, or a gap.
+        """
+        where, table = ("head list", source) if isinstance(source, Mapping) else (str(source), read_json(Path(source)))
+        envelope: Mapping[str, Any] = {}
+        if isinstance(table, Mapping) and isinstance(table.get("scores"), Mapping):
+            envelope, table = table, table["scores"]
+        cells = _parse_head_list(table, where)
+        found = (max(layer for layer, _ in cells) + 1, max(head for _, head in cells) + 1)
+        shape = (n_layers or found[0], n_heads or found[1])
+        if found[0] > shape[0] or found[1] > shape[1]:
+            raise ResultFileError(
+                f"{where}: made for at least {found[0]} layers x {found[1]} heads, "
+                f"the model has {shape[0]} x {shape[1]}: a head list of another model"
+            )
+        if len(cells) != shape[0] * shape[1]:
+            raise ResultFileError(f"{where}: {len(cells)} heads listed, {shape[0]} layers x {shape[1]} heads expected")
+        n_trials = max(len(values) for values in cells.values())
+        if n_trials == 0:
+            raise ResultFileError(f"{where}: holds no scores")
+        per_trial = np.zeros((n_trials, *shape), np.float32)
+        seen = np.zeros((n_trials, *shape), bool)
+        for (layer, head), values in cells.items():
+            per_trial[: len(values), layer, head] = values
+            seen[: len(values), layer, head] = True
+        return cls(
+            detector=detector or str(envelope.get("detector", "imported")),
+            per_trial=per_trial,
+            trial_ids=tuple(f"trial-{i}" for i in range(n_trials)),
+            n_total=int(envelope.get("total", n_trials)),
+            n_key_value_heads=n_key_value_heads or int(envelope.get("n_key_value_heads", shape[1])),
+            seen=seen,
+            provenance=dict(envelope.get("provenance", {})) | {"imported_from": where},
+        )
+
+    def require_fit(self, n_layers: int, n_heads: int) -> None:
+        """Refuse to be used with a model of another size.
+
+        Raises:
+            ValueError: naming both shapes.
+        """
+        if (self.n_layers, self.n_heads) != (n_layers, n_heads):
+            raise ValueError(
+                f"these {self.detector!r} scores are for {self.n_layers} layers x {self.n_heads} heads, "
+                f"the model has {n_layers} x {n_heads}"
+            )
+
+
+def _positive(k: int) -> int:
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    return k
+
+
+def _parse_head_list(table: Any, where: str) -> dict[Head, list[float]]:
+    if not isinstance(table, Mapping) or not table:
+        raise ResultFileError(f'{where}: expected {{"layer-head": [scores]}}')
+    cells: dict[Head, list[float]] = {}
+    for key, values in table.items():
+        match = _HEAD_KEY.fullmatch(str(key))
+        if match is None:
+            raise ResultFileError(f'{where}: {str(key)[:40]!r} is no "layer-head" pair like "12-3"')
+        cell = (int(match[1]), int(match[2]))
+        if cell in cells:
+            raise ResultFileError(f"{where}: head {cell[0]}-{cell[1]} occurs twice")
+        numbers = values if isinstance(values, list | tuple) else [values]
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e30 for v in numbers):
+            raise ResultFileError(f"{where}: the scores of head {key} are not all finite numbers")
+        cells[cell] = [float(v) for v in numbers]
+    return cells

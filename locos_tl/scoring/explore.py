@@ -1,0 +1,103 @@
+"""`phi`: the full per-position contributions of one trial, for looking at single heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..models.hooked import HookedModel, LayerRead
+from ..trials.trial import Trial
+from .answers import answer_steps
+from .contribution import contributions, ov_directions
+from .measure import decode_trial, exact_hooks, exact_scale, segment_start, target_directions
+
+
+def generate(model: HookedModel, trial: Trial, max_new_tokens: int = 50) -> Trial:
+    """The trial with the model's own greedy answer as ``generated_ids``."""
+    start = segment_start(trial, window=False)
+    _, decoding = decode_trial(model, trial, max_new_tokens, rewind_to=start)
+    return trial.with_generation(decoding.ids)
+
+
+def phi(
+    model: HookedModel,
+    trial: Trial,
+    *,
+    target: int | str | Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+    variant: str = "paper",
+    max_new_tokens: int = 50,
+) -> Float[Tensor, "layer head step position"]:
+    """phi[l,h,t,j] = alpha[l,h,t,j] u[y_t]^T W_O[l,h] v[l,h,j] of one trial (arXiv 2607.01002, section 2).
+
+    Args:
+        model: from `load_model`.
+        trial: its ``generated_ids`` are used if given, else the model decodes.
+        target: the token y whose logit is asked about: an id, a text of one token, or one id per step;
+            default: the token generated at each step.
+        steps: decode steps; step t is the query that produces generated token t, step 0 the last prompt
+            token. Default: the answer steps, or step 0 where the answer was not generated.
+        variant: "paper", "folded" or "exact"; see `score_heads`.
+
+    Returns:
+        float32; the last axis are absolute positions of prompt and generated tokens up to the last
+        step's query. Keys a query cannot see are 0. Summed over positions: u.(z W_O) per head.
+
+    Raises:
+        ValueError: for a step that was not generated, or a text that is not one token.
+    """
+    if trial.generated_ids is None:
+        trial = generate(model, trial, max_new_tokens)
+    generated = trial.generated_ids or ()
+    if steps is None:
+        steps = answer_steps(model.tokenizer, generated, trial.answer) or (0,)
+    steps = [int(step) for step in steps]
+    ids, n = (*trial.prompt_ids, *generated), trial.n_tokens
+    if not steps or min(steps) < 0 or max(steps) > len(generated) or (target is None and max(steps) >= len(generated)):
+        raise ValueError(f"steps {steps} do not fit {len(generated)} generated tokens")
+    targets = _targets(model, target, steps, ids[n:])
+    start = segment_start(trial, window=False)
+    n_positions = n + max(steps)
+    rows = [n - 1 + step - start for step in steps]
+    directions = target_directions(model, targets, variant)
+    out = torch.zeros(model.n_layers, model.n_heads, len(steps), n_positions)
+    post_scales: dict[int, Tensor] = {}
+    final: list[Tensor] = []
+
+    def read(layer: LayerRead) -> None:
+        pulled = directions
+        post = model.post_attention_norm(layer.layer) if variant == "exact" else None
+        if post is not None:
+            pulled = post.pull_back(directions)
+        Wu = ov_directions(model.W_O(layer.layer), pulled.to(layer.values.device))
+        out[layer.layer, :, :, layer.first_key :] = contributions(layer.pattern[:, rows], layer.values, Wu).cpu()
+
+    cache = model.new_cache()
+    model.extend(cache, trial.prompt_ids[:start])
+    cache.mark()
+    hooks = exact_hooks(model, rows, post_scales.__setitem__, final.append) if variant == "exact" else []
+    model.segment(ids[start:n_positions], cache, read, hooks)
+    if variant == "exact":
+        out /= exact_scale(model.n_layers, post_scales, final[0])[:, None, :, None]
+    return out
+
+
+def _targets(
+    model: HookedModel, target: int | str | Sequence[int] | None, steps: Sequence[int], generated: Sequence[int]
+) -> list[int]:
+    if target is None:
+        return [generated[step] for step in steps]
+    if isinstance(target, str):
+        found = model.tokenizer(target, add_special_tokens=False)["input_ids"]
+        if len(found) != 1:
+            raise ValueError(f"{target!r} is {len(found)} tokens for this tokenizer; a target is one (try ' {target}')")
+        return [int(found[0])] * len(steps)
+    targets = [int(target)] * len(steps) if isinstance(target, int) else [int(t) for t in target]
+    if len(targets) != len(steps):
+        raise ValueError(f"{len(targets)} targets for {len(steps)} steps")
+    if not all(0 <= t < model.geometry.d_vocab for t in targets):
+        raise ValueError(f"a target is outside the vocabulary of {model.geometry.d_vocab} tokens")
+    return targets

@@ -1,0 +1,322 @@
+"""`score_heads`: trials in, head scores of every detector out, one pass over the model per trial."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..models.check import versions
+from ..models.hooked import HookedModel
+from ..progress import progress_bar
+from ..results.head_scores import HeadScores
+from ..results.scores import Scores, TrialOutcome
+from ..trials.needle import fingerprint, warn_if_repeating
+from ..trials.trial import Trial, TrialGrid, save_trials
+from .answers import GATE_THRESHOLD, answer_steps, decode_text, rouge1_recall, settled
+from .detectors import RANDOM_SEEDS, Detector, random_scores, resolve
+from .measure import TOP_KEYS, VARIANTS, WINDOW, decode_trial, measure, segment_start
+from .records import RecordStore, TrialRecord, trial_digest
+
+log = logging.getLogger(__name__)
+
+
+class NoTrialPassed(ValueError):
+    """Every trial failed the gate, so there is nothing to rank."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with every trial."""
+
+    detectors: tuple[Detector, ...]
+    variant: str
+    max_new_tokens: int
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset().union(*(d.reads for d in self.detectors))
+
+    @property
+    def ungated_reads(self) -> frozenset[str]:
+        return frozenset().union(*(d.reads for d in self.detectors if not d.gated))
+
+    @property
+    def may_stop_early(self) -> bool:
+        return not any(d.all_steps for d in self.detectors)
+
+
+def score_heads(
+    model: HookedModel,
+    trials: TrialGrid | Sequence[Trial] | Trial,
+    detectors: str | Iterable[str] = "all",
+    variant: str = "paper",
+    max_new_tokens: int = 50,
+    *,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+) -> Scores:
+    """Score every attention head with every requested detector.
+
+    One prefill, one greedy decode and one hooked segment per trial serve all detectors.
+
+    Args:
+        model: from `load_model`.
+        trials: from `load_trials`, or your own `Trial` objects. A trial with ``generated_ids`` is scored
+            by teacher forcing, without decoding.
+        detectors: names, or "all": locos, attention_spatial, dla, wu, contrastive, headkv, random.
+        variant: "paper" (raw unembedding row, the released definition), "folded" or "exact"; applies to
+            locos and dla.
+        max_new_tokens: decode limit (the paper: 50).
+        out: folder; every trial is written there as it finishes, and the same call resumes.
+        progress: show a bar; default: when stderr is a terminal.
+
+    Returns:
+        `Scores`: head scores by detector, and what happened in every trial.
+
+    Raises:
+        NoTrialPassed: when no trial passes the gate; the message shows three failed answers.
+        ValueError: for trials of another tokenizer, too long for the model, or with repeated ids.
+        ResultFileError: when ``out`` holds a run with other settings.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown variant {variant!r}; choose from {', '.join(VARIANTS)}")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    chosen, with_random = resolve(detectors)
+    plan = Plan(tuple(chosen), variant, max_new_tokens)
+    ready = prepare_trials(model, trials, plan)
+    settings = run_settings(model, plan, with_random)
+    with ExitStack() as stack:
+        store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None
+        if store is not None:
+            save_trials(store.folder / "trials.jsonl", ready)
+        records = _run_all(model, ready, plan, store, progress)
+        scores = collect(model, ready, records, plan, settings, with_random)
+        if store is not None:
+            scores.save(store.folder)
+    return scores
+
+
+def _run_all(
+    model: HookedModel, trials: Sequence[Trial], plan: Plan, store: RecordStore | None, progress: bool | None
+) -> list[TrialRecord]:
+    known = [store.read(trial) if store is not None else None for trial in trials]
+    done = sum(record is not None for record in known)
+    passed = sum(record is not None and record.outcome.passed for record in known)
+    records: list[TrialRecord] = []
+    with progress_bar("scoring", len(trials), done, progress) as advance:
+        for trial, record in zip(trials, known, strict=True):
+            if record is None:
+                record = score_trial(model, trial, plan)
+                if store is not None:
+                    store.write(trial, record)
+                done, passed = done + 1, passed + record.outcome.passed
+                advance(f"{passed}/{done} passed")
+            records.append(record)
+    return records
+
+
+def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
+    """Decode (or take the given tokens), gate, measure and score one trial."""
+    wants_window = "window" in plan.reads
+    start = segment_start(trial, wants_window)
+    tokenizer = model.tokenizer
+    if trial.generated_ids is None:
+
+        def enough(ids: list[int]) -> bool:
+            return plan.may_stop_early and settled(tokenizer, ids, trial.answer)
+
+        cache, decoding = decode_trial(model, trial, plan.max_new_tokens, rewind_to=start, enough=enough)
+        generated = decoding.ids
+        told = {
+            "stop_token_id": decoding.stop_token_id,
+            "stopped_early": decoding.stopped_early,
+            "min_margin": round(min(decoding.margins), 5),
+        }
+    else:
+        cache = model.new_cache()
+        generated = trial.generated_ids
+        told = {"teacher_forced": True}
+    steps = answer_steps(tokenizer, generated, trial.answer)
+    text = decode_text(tokenizer, generated)
+    gate = rouge1_recall(text, trial.answer)
+    passed = gate > GATE_THRESHOLD and bool(steps)
+    outcome = TrialOutcome(
+        trial_id=trial.trial_id,
+        passed=passed,
+        gate_value=round(gate, 4),
+        generated_ids=generated,
+        generated_text=text,
+        answer_steps=steps,
+        answer=trial.answer,
+        trial=trial.about(),
+        **told,
+    )
+    reads = plan.reads if passed else plan.ungated_reads
+    if not reads:
+        return TrialRecord(outcome)
+    if trial.generated_ids is not None:
+        if not cache.can_rewind(start):
+            cache.mark()
+        model.extend(cache, trial.prompt_ids[:start])
+        cache.mark()
+    measured = measure(
+        model, trial, cache, generated if passed else (), steps if passed else (), reads, plan.variant
+    )
+    counting = [d for d in plan.detectors if passed or not d.gated]
+    scores = {d.name: d.score(measured).float().numpy() for d in counting}
+    shape = (model.n_layers, model.n_heads)
+    seen = {
+        d.name: np.broadcast_to((measured.window_seen if "window" in d.reads else measured.seen).numpy()[:, None], shape)
+        for d in counting
+    }
+    return TrialRecord(outcome, scores, seen)
+
+
+def prepare_trials(model: HookedModel, trials: TrialGrid | Sequence[Trial] | Trial, plan: Plan) -> list[Trial]:
+    """Bind, name and check trials before any of them costs time."""
+    if model.tokenizer is None:
+        raise ValueError(f"{model.info.name} has no tokenizer, and answers are text: load_model(..., tokenizer=...)")
+    if isinstance(trials, Trial):
+        trials = [trials]
+    bound = list(trials.bind(model.tokenizer) if isinstance(trials, TrialGrid) else trials)
+    if not bound:
+        raise ValueError("no trials given")
+    ready = [t if t.trial_id else replace(t, trial_id=f"trial-{i:04d}") for i, t in enumerate(bound)]
+    ids = [trial.trial_id for trial in ready]
+    if len(set(ids)) < len(ids):
+        twice = next(i for i in ids if ids.count(i) > 1)
+        raise ValueError(f"the trial id {twice!r} occurs {ids.count(twice)} times")
+    mine, limit, d_vocab = fingerprint(model.tokenizer), model.geometry.n_ctx, model.geometry.d_vocab
+    for trial in ready:
+        if trial.tokenizer and trial.tokenizer != mine:
+            raise ValueError(
+                f"trial {trial.trial_id!r} was made for another tokenizer than that of {model.info.name}: "
+                "bind the TrialGrid to this model, trials.bind(model)"
+            )
+        given = trial.generated_ids
+        length = trial.n_tokens + (plan.max_new_tokens if given is None else len(given))
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"trial {trial.trial_id!r} needs {length} tokens (prompt {trial.n_tokens}), the context limit of "
+                f"{model.info.name} is {limit}. Nothing is cut: use shorter trials."
+            )
+        if (largest := max((*trial.prompt_ids, *(given or ())))) >= d_vocab:
+            raise ValueError(f"trial {trial.trial_id!r} holds token {largest}, the vocabulary ends at {d_vocab - 1}")
+        if trial.n_tokens < 2:
+            raise ValueError(f"trial {trial.trial_id!r} has a prompt of {trial.n_tokens} token; at least 2 are needed")
+        if "window" in plan.reads and trial.needle_span[1] > trial.n_tokens - WINDOW:
+            raise ValueError(
+                f"trial {trial.trial_id!r}: the needle ends inside the last {WINDOW} prompt tokens, from which headkv "
+                "looks back at it; put text behind the needle or leave 'headkv' out of detectors"
+            )
+    warn_if_repeating(ready)
+    return ready
+
+
+def run_settings(model: HookedModel, plan: Plan, with_random: bool) -> dict[str, Any]:
+    """Everything besides the trials that decides what a score is; a resumed run must agree with it."""
+    info = model.info
+    return {
+        "model": {
+            "name": info.name,
+            "revision": info.revision,
+            "dtype": info.dtype,
+            "backend": info.backend,
+            "attention": {"hooked": "eager", "prefill": info.prefill},
+            "processing": dict(info.processing),
+            "n_layers": model.n_layers,
+            "n_heads": model.n_heads,
+            "n_key_value_heads": model.n_key_value_heads,
+            "sliding_window_layers": list(model.geometry.sliding_layers),
+        },
+        "tokenizer": fingerprint(model.tokenizer),
+        "versions": versions(),
+        "scoring": {
+            "detectors": [d.name for d in plan.detectors] + (["random"] if with_random else []),
+            "variant": plan.variant,
+            "max_new_tokens": plan.max_new_tokens,
+            "decoding": "greedy",
+            "gate": {"metric": "ROUGE-1 recall x 100, stemmed", "above": GATE_THRESHOLD},
+            "contrastive_top_keys": TOP_KEYS,
+            "headkv_window": WINDOW,
+            "random_seeds": list(RANDOM_SEEDS) if with_random else [],
+        },
+    }
+
+
+def collect(
+    model: HookedModel,
+    trials: Sequence[Trial],
+    records: Sequence[TrialRecord],
+    plan: Plan,
+    settings: dict[str, Any],
+    with_random: bool,
+) -> Scores:
+    """Stack finished trials into one `HeadScores` per detector."""
+    outcomes = tuple(record.outcome for record in records)
+    n_passed = sum(outcome.passed for outcome in outcomes)
+    if not n_passed and any(d.gated for d in plan.detectors):
+        raise NoTrialPassed(_no_trial_passed(model, outcomes))
+    if n_passed < len(outcomes):
+        log.info("%d of %d trials passed the gate; only they count for gated detectors", n_passed, len(outcomes))
+    provenance = settings | {
+        "trials": {
+            "count": len(trials),
+            "passed": n_passed,
+            "digest": hashlib.sha256("".join(map(trial_digest, trials)).encode()).hexdigest()[:24],
+            "templates": sorted({trial.template for trial in trials}),
+            "haystacks": sorted({trial.haystack for trial in trials}),
+        },
+    }
+    heads: dict[str, HeadScores] = {}
+    for detector in plan.detectors:
+        counted = [record for record in records if detector.name in record.scores]
+        heads[detector.name] = HeadScores(
+            detector=detector.name,
+            per_trial=np.stack([record.scores[detector.name] for record in counted]),
+            trial_ids=tuple(record.outcome.trial_id for record in counted),
+            n_total=len(records),
+            n_key_value_heads=model.n_key_value_heads,
+            seen=np.stack([record.seen[detector.name] for record in counted]),
+            provenance=provenance | {"detector": {"gated": detector.gated, "units": _units(detector, plan.variant)}},
+        )
+    if with_random:
+        heads["random"] = HeadScores(
+            detector="random",
+            per_trial=random_scores(model.n_layers, model.n_heads),
+            trial_ids=tuple(f"seed-{seed}" for seed in RANDOM_SEEDS),
+            n_total=len(RANDOM_SEEDS),
+            n_key_value_heads=model.n_key_value_heads,
+            provenance=provenance | {"detector": {"gated": False, "units": "uniform random, one map per seed"}},
+        )
+    return Scores(heads, outcomes, provenance)
+
+
+def _units(detector: Detector, variant: str) -> str:
+    if "phi" not in detector.reads:
+        return "attention probability or share of steps"
+    return {
+        "paper": "u.W_O v with the raw unembedding row, before any norm: not logits",
+        "folded": "u.W_O v with the final norm's gain, before its scale: not logits",
+        "exact": "logits of the answer tokens, through the frozen norms, before any final soft cap",
+    }[variant]
+
+
+def _no_trial_passed(model: HookedModel, outcomes: Sequence[TrialOutcome]) -> str:
+    shown = "\n".join(
+        f"  {o.trial.get('question') or o.trial_id}\n"
+        f"    wanted {o.answer!r}, got {o.generated_text[:120]!r} (gate {o.gate_value:.0f})"
+        for o in outcomes[:3]
+    )
+    return (
+        f"0 of {len(outcomes)} trials passed the gate on {model.info.name}, so no head can be ranked:\n{shown}\n"
+        "Try shorter contexts, literal questions, or another prompt template; headkv alone needs no gate."
+    )

@@ -1,0 +1,56 @@
+"""`load_trials`: every set of trials by name, or your own files by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..results.files import ResultFileError, read_jsonl
+from .niah import niah
+from .nolima import nolima
+from .nonliteral import custom, nonliteral
+from .trial import Trial, TrialGrid, read_trials
+
+SETS: dict[str, Callable[..., TrialGrid]] = {"nonliteral": nonliteral, "nolima": nolima, "niah": niah}
+
+
+def load_trials(name: str | Path, n: int | None = None, **options: Any) -> TrialGrid | Sequence[Trial]:
+    """Trials of a named set, or from a file of yours.
+
+    Args:
+        name: "nonliteral" (bundled), "nolima" or "niah" (from the Hub, or ``path=`` a local folder);
+            or the path of a JSON-lines file: trials written by `save_trials`, or needles with the five
+            fields id, relation, needle, question, answer.
+        n: number of trials; default: what the set says.
+        options: passed to the set: ``lengths``, ``depths``, ``seed``, ``haystack``, ``path``, ``kinds``,
+            ``template``, ``tokenizer`` ...; see `nonliteral`, `nolima`, `niah`, `custom`.
+
+    Raises:
+        ValueError: for an unknown set or option.
+        ResultFileError: for a file that cannot be read, naming the line.
+        FileNotFoundError: when a public set is neither local nor reachable.
+    """
+    if str(name) in SETS:
+        make = SETS[str(name)]
+        return _call(make, name, {**options, **({} if n is None else {"n": n})})
+    path = Path(name)
+    if path.suffix not in (".jsonl", ".json") and not path.exists():
+        raise ValueError(f"unknown trials {str(name)!r}; choose from {', '.join(SETS)}, or give the path of a .jsonl file")
+    first = next(iter(read_jsonl(path)), None)
+    if first is None:
+        raise ResultFileError(f"{path}: holds no trials")
+    if isinstance(first, dict) and "prompt_ids" in first:
+        if options:
+            raise ValueError(f"{path} holds ready trials; the option {sorted(options)[0]!r} has no use")
+        return read_trials(path)[:n]
+    return _call(custom, name, {"needles": path, "n": n, **options})
+
+
+def _call(make: Callable[..., Any], name: Any, options: dict[str, Any]) -> Any:
+    import inspect
+
+    known = inspect.signature(make).parameters
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"trials {str(name)!r} have no option {unknown[0]!r}; there are: {', '.join(known)}")
+    return make(**options)

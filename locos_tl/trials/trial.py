@@ -1,0 +1,224 @@
+"""`Trial`: one question about one needle in one context, as token ids; `TrialGrid`: many, built on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, overload
+
+from ..results.files import ResultFileError, read_jsonl, write_jsonl
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A prompt as token ids with its needle's span tracked, and where it came from.
+
+    Attributes:
+        prompt_ids: the whole prompt, chat template and BOS included.
+        needle_span: [start, end) of the needle in ``prompt_ids``.
+        answer: the gold answer (the name in the needle).
+        kind: "onehop", "twohop" or "literal"; free text for your own.
+        literal: True when the question repeats the needle's words.
+        length: asked context length in tokens (haystack and needle, without question and chat markup).
+        depth: asked relative position of the needle in the context, 0 to 1.
+        depth_actual: where it really went (the sentence boundary below), 0 to 1.
+        unique_share: share of the haystack's tokens that are not a repetition.
+        tokenizer: fingerprint of the tokenizer that made the ids; "" when unknown.
+        template: hash of prompt template and chat template.
+        generated_ids: score these generated tokens (teacher forcing) instead of decoding.
+    """
+
+    prompt_ids: tuple[int, ...]
+    needle_span: tuple[int, int]
+    answer: str
+    trial_id: str = ""
+    question: str = ""
+    needle: str = ""
+    needle_id: str = ""
+    relation: str = ""
+    kind: str = ""
+    literal: bool | None = None
+    length: int | None = None
+    depth: float | None = None
+    depth_actual: float | None = None
+    haystack: str = ""
+    unique_share: float | None = None
+    tokenizer: str = ""
+    template: str = ""
+    generated_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        ids = _ids(self.prompt_ids, "prompt_ids")
+        object.__setattr__(self, "prompt_ids", ids)
+        if self.generated_ids is not None:
+            object.__setattr__(self, "generated_ids", _ids(self.generated_ids, "generated_ids"))
+        start, end = (int(x) for x in self.needle_span)
+        object.__setattr__(self, "needle_span", (start, end))
+        if not 0 <= start < end <= len(ids):
+            raise ValueError(f"needle span [{start}, {end}) is empty or outside the prompt of {len(ids)} tokens")
+        if end - start == len(ids):
+            raise ValueError("the needle span is the whole prompt: there is nothing to contrast it with")
+        if not str(self.answer).strip():
+            raise ValueError("the gold answer is empty")
+
+    @classmethod
+    def from_ids(cls, ids: Iterable[int], needle: tuple[int, int], answer: str, **about: Any) -> Trial:
+        """A trial from ready token ids.
+
+        Args:
+            ids: the whole prompt.
+            needle: [start, end) of the needle.
+            answer: gold answer.
+            about: any further field of `Trial` (``trial_id``, ``question``, ``generated_ids``, ...).
+        """
+        return cls(prompt_ids=tuple(ids), needle_span=needle, answer=answer, **about)
+
+    @classmethod
+    def from_text(
+        cls, tokenizer: Any, *, before: str, needle: str, after: str, question: str, answer: str, **about: Any
+    ) -> Trial:
+        """A trial from pieces of text, each tokenised once and joined as ids.
+
+        Args:
+            tokenizer: a transformers tokenizer, or a `HookedModel`.
+            before, needle, after: the context, in order; spaces between the pieces are yours.
+            question: asked after the context.
+            answer: gold answer.
+        """
+        from .needle import DEFAULT_TEMPLATE, compose
+
+        return compose(
+            getattr(tokenizer, "tokenizer", None) or tokenizer,
+            DEFAULT_TEMPLATE,
+            before=before,
+            needle=needle,
+            after=after,
+            question=question,
+            answer=answer,
+            **about,
+        )
+
+    @property
+    def n_tokens(self) -> int:
+        """Length of the whole prompt."""
+        return len(self.prompt_ids)
+
+    def with_generation(self, ids: Iterable[int]) -> Trial:
+        """The same trial with generated tokens to be scored by teacher forcing."""
+        return replace(self, generated_ids=tuple(ids))
+
+    def about(self) -> dict[str, Any]:
+        """Everything but the token ids, for results and reports."""
+        row = asdict(self)
+        for name in ("prompt_ids", "generated_ids", "answer", "trial_id"):
+            row.pop(name)
+        return row | {"n_tokens": self.n_tokens}
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Trial:
+        """Read a row of a trials file.
+
+        Raises:
+            ValueError: for an unknown or missing field, or impossible values.
+        """
+        unknown = set(row) - {f.name for f in fields(cls)}
+        missing = {"prompt_ids", "needle_span", "answer"} - set(row)
+        if unknown or missing:
+            raise ValueError(
+                f"unknown field {sorted(unknown)[0]!r}" if unknown else f"no field {sorted(missing)[0]!r}"
+            )
+        if not isinstance(row["answer"], str):
+            raise ValueError("the answer is not text")
+        span = row["needle_span"]
+        if not (isinstance(span, list | tuple) and len(span) == 2):
+            raise ValueError("needle_span must be [start, end]")
+        return cls(**dict(row))
+
+
+def save_trials(path: str | Path, trials: Iterable[Trial]) -> Path:
+    """Write trials as JSON lines."""
+    path = Path(path)
+    write_jsonl(path, (trial.to_dict() for trial in trials))
+    return path
+
+
+def read_trials(path: str | Path) -> list[Trial]:
+    """Read trials written by `save_trials`.
+
+    Raises:
+        ResultFileError: naming the line that is wrong.
+    """
+    trials = []
+    for number, row in enumerate(read_jsonl(Path(path)), 1):
+        try:
+            if not isinstance(row, dict):
+                raise ValueError("not a JSON object")
+            trials.append(Trial.from_dict(row))
+        except (TypeError, ValueError) as error:
+            raise ResultFileError(f"{path}, trial {number}: {error}") from error
+    return trials
+
+
+class TrialGrid(Sequence[Trial]):
+    """Trials described in text, turned into token ids for a tokenizer when they are first needed.
+
+    `score_heads` binds a grid to its model. Looked at without a model, a grid uses the tokenizer of the
+    bundled model; trials carry a fingerprint of their tokenizer, so they cannot be scored by another.
+    """
+
+    def __init__(self, recipes: Sequence[Any], build: Callable[[Any, Any], Trial], tokenizer: Any = None) -> None:
+        self.recipes = tuple(recipes)
+        self._build = build
+        self._tokenizer = tokenizer
+        self._built: dict[int, Trial] = {}
+
+    def bind(self, model_or_tokenizer: Any) -> TrialGrid:
+        """The same trials for another tokenizer (or that of a `HookedModel`)."""
+        tokenizer = getattr(model_or_tokenizer, "tokenizer", None) or model_or_tokenizer
+        return self if tokenizer is self._tokenizer else TrialGrid(self.recipes, self._build, tokenizer)
+
+    @property
+    def tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            from ..models.bundled import ensure
+
+            self._tokenizer = AutoTokenizer.from_pretrained(str(ensure("smollm2-135m")), local_files_only=True)
+        return self._tokenizer
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+    @overload
+    def __getitem__(self, index: int) -> Trial: ...
+    @overload
+    def __getitem__(self, index: slice) -> TrialGrid: ...
+    def __getitem__(self, index: int | slice) -> Trial | TrialGrid:
+        if isinstance(index, slice):
+            return TrialGrid(self.recipes[index], self._build, self._tokenizer)
+        index = range(len(self))[index]
+        if index not in self._built:
+            self._built[index] = self._build(self.recipes[index], self.tokenizer)
+        return self._built[index]
+
+    def __iter__(self) -> Iterator[Trial]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        bound = "not yet bound to a model" if self._tokenizer is None else f"{type(self._tokenizer).__name__}"
+        return f"TrialGrid({len(self)} trials, {bound})"
+
+
+def _ids(values: Iterable[int], name: str) -> tuple[int, ...]:
+    out = []
+    for value in values:
+        number = value.item() if hasattr(value, "item") else value
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:
+            raise ValueError(f"{name} must hold token ids, got {str(value)[:40]!r}")
+        out.append(number)
+    return tuple(out)
