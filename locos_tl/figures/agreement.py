@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import SupportsFloat
 
 import numpy as np
 import plotly.graph_objects as go
@@ -10,7 +11,7 @@ import plotly.graph_objects as go
 from ..results.head_scores import HeadScores
 from ..results.statistics import rank_agreement
 from . import theme
-from .text import label_text, number
+from .text import DASH, MINUS, label_text, number, percent
 
 _CELL_WIDTH, _CELL_HEIGHT = 84, 44
 
@@ -32,6 +33,9 @@ def agreement(scores: Mapping[str, HeadScores], *, k: int = 10) -> go.Figure:
         raise ValueError("no detector to compare")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
+    sizes = {(held.n_layers, held.n_heads) for held in scores.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"scores of different models: {sorted(sizes)} (layers, heads)")
     names = list(scores)
     size = len(names)
     value = np.full((size, size), np.nan, np.float32)
@@ -45,26 +49,28 @@ def agreement(scores: Mapping[str, HeadScores], *, k: int = 10) -> go.Figure:
             both = int((np.isfinite(scores[one].mean) & np.isfinite(scores[other].mean)).sum())
             value[row, column], hover[row, column] = _spearman(found, pair, both)
             value[column, row], hover[column, row] = _overlap(found, pair, both, k)
-            text[row, column] = f"{number(value[row, column], 2)}" if np.isfinite(value[row, column]) else "–"
-            text[column, row] = f"{value[column, row]:.0%}".replace("%", " %") if np.isfinite(value[column, row]) else "–"
+            text[row, column] = _shown(value[row, column], lambda rho: f"{rho:z.2f}".replace("-", MINUS))
+            text[column, row] = _shown(value[column, row], percent)
     return go.Figure(_cells(value, text, hover), _layout([label_text(name) for name in names], k))
+
+
+def _shown(value: SupportsFloat, write: Callable[[float], str]) -> str:
+    return write(float(value)) if np.isfinite(float(value)) else DASH
 
 
 def _spearman(found: Mapping[str, float], pair: str, both: int) -> tuple[float, str]:
     rho = found["spearman"]
     if not np.isfinite(rho):
         return rho, f"{pair}<br>no rank correlation: one of them gives all heads the same score"
-    return rho, (
-        f"{pair}<br>Spearman {number(rho)} over {both} heads<br>Kendall {number(found['kendall'])}"
-    )
+    return rho, f"{pair}<br>Spearman {number(rho)} over {both} heads<br>Kendall {number(found['kendall'])}"
 
 
 def _overlap(found: Mapping[str, float], pair: str, both: int, k: int) -> tuple[float, str]:
     share = found.get(f"overlap@{k}", np.nan)
     if not np.isfinite(share):
         return np.nan, f"{pair}<br>no overlap@{k}: only {both} heads carry both scores"
-    chance = f"{k / both:.0%}".replace("%", " %")
-    return share, f"{pair}<br>{round(share * k)} of the top {k} heads in common<br>unrelated rankings: {chance}"
+    chance = f"unrelated rankings: {percent(k / both)}"
+    return share, f"{pair}<br>{round(share * k)} of the top {k} heads in common<br>{chance}"
 
 
 def _cells(value: np.ndarray, text: np.ndarray, hover: np.ndarray) -> list[go.Heatmap]:
@@ -85,16 +91,7 @@ def _cells(value: np.ndarray, text: np.ndarray, hover: np.ndarray) -> list[go.He
         zmin=-1,
         zmax=1,
         colorscale=theme.zero_centred_scale(-1, 1),
-        colorbar={
-            "title": {"text": "agreement", "side": "right"},
-            "thickness": 12,
-            "len": 1,
-            "outlinewidth": 0,
-            "ticks": "outside",
-            "tickvals": [-1, -0.5, 0, 0.5, 1],
-            "ticktext": ["−1", "−0.5", "0", "0.5", "1"],
-            "tickfont": {"size": 12},
-        },
+        colorbar=theme.color_bar([-1, -0.5, 0, 0.5, 1], [number(tick) for tick in (-1, -0.5, 0, 0.5, 1)]),
         name="agreement",
         **common,
     )
@@ -116,7 +113,7 @@ def _cells(value: np.ndarray, text: np.ndarray, hover: np.ndarray) -> list[go.He
 
 def _layout(labels: list[str], k: int) -> go.Layout:
     n = len(labels)
-    margin = {"l": 140, "r": 100, "t": 76, "b": 96}
+    margin = {"l": 140, "r": 100, "t": 76, "b": 96 if n > 2 else 44}
     axis = {"tickvals": list(range(n)), "ticktext": labels, "showgrid": False, "ticks": "", "automargin": True}
     return go.Layout(
         template=theme.TEMPLATE,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float
 
 from ..results.head_scores import HeadScores
 from . import theme
-from .text import label_text, number
-
-if TYPE_CHECKING:
-    import pandas as pd
+from .text import TIMES, label_text, number
+from .theme import Number
 
 Array = np.ndarray
 
@@ -28,7 +24,7 @@ def heatmap(
     scores: HeadScores,
     *,
     top_k: int = 10,
-    limit: float | tuple[float, float] | None = None,
+    limit: Number | tuple[Number, Number] | None = None,
     title: str | None = None,
 ) -> go.Figure:
     """Score of every head, layer (y, layer 0 at the bottom) by head (x).
@@ -50,20 +46,23 @@ def heatmap(
     """
     if top_k < 0:
         raise ValueError(f"top_k must be 0 or more, got {top_k}")
-    frame = scores.to_frame()
     score = np.where(np.isfinite(scores.mean), scores.mean, np.nan).astype(np.float32)
+    scored = np.isfinite(score)
     low, high = _limits(score, limit)
+    outlined = [cell for cell in scores.ranking()[:top_k] if score[cell] != 0]
     plot = _Plot(scores.n_layers, scores.n_heads)
-    figure = go.Figure(layout=_layout(scores, plot, top_k, title, low, high))
+    figure = go.Figure(layout=_layout(scores, plot, len(outlined), title))
+    # The same colours for a dark page; the report's script puts them in.
+    figure.layout.meta = {"dark_colorscale": theme.zero_centred_scale(low, high, dark=True)}
     figure.add_trace(
         go.Heatmap(
             z=score,
             zmin=low if low < high else -1.0,
             zmax=high if low < high else 1.0,
             colorscale=theme.zero_centred_scale(low, high),
-            colorbar=_colorbar(score, low, high, plot.height),
-            showscale=bool(np.isfinite(score).any()),
-            customdata=_hover_fields(scores, frame),
+            colorbar=_color_bar(score, low, high, plot.height),
+            showscale=bool(scored.any()),
+            customdata=_hover_fields(scores),
             hovertemplate=_HOVER,
             hoverongaps=False,
             xgap=plot.gap,
@@ -71,19 +70,21 @@ def heatmap(
             name="score",
         )
     )
-    if not np.isfinite(score).all():
-        figure.add_trace(_gaps(scores, ~np.isfinite(score), plot))
-    for layer, head in scores.ranking()[:top_k]:
-        if score[layer, head] != 0:
-            figure.add_shape(
-                type="rect",
-                x0=head - 0.5,
-                x1=head + 0.5,
-                y0=layer - 0.5,
-                y1=layer + 0.5,
-                line={"color": theme.OUTLINE, "width": 2},
-                name=f"top {top_k}",
-            )
+    if scored.any():  # the bar's name stands below it, where it meets no tick label
+        where = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "left", "yanchor": "top"}
+        figure.add_annotation(text="score", xshift=10, yshift=-12, showarrow=False, **where)
+    if not scored.all():
+        figure.add_trace(_gaps(scores, ~scored, plot))
+    for layer, head in outlined:
+        figure.add_shape(
+            type="rect",
+            x0=head - 0.5,
+            x1=head + 0.5,
+            y0=layer - 0.5,
+            y1=layer + 0.5,
+            line={"color": theme.OUTLINE, "width": 2},
+            name=f"L{layer}H{head}",
+        )
     return figure
 
 
@@ -101,7 +102,7 @@ class _Plot:
         self.yticks = theme.thin_ticks(n_layers, self.cell_height, 17)
 
 
-def _limits(score: Float[Array, "layer head"], limit: float | tuple[float, float] | None) -> tuple[float, float]:
+def _limits(score: Float[Array, "layer head"], limit: Number | tuple[Number, Number] | None) -> tuple[float, float]:
     """Ends of the colour bar, around 0."""
     if limit is None:
         finite = score[np.isfinite(score)]
@@ -112,12 +113,10 @@ def _limits(score: Float[Array, "layer head"], limit: float | tuple[float, float
     return float(low), float(high)
 
 
-def _layout(
-    scores: HeadScores, plot: _Plot, top_k: int, title: str | None, low: float, high: float
-) -> go.Layout:
+def _layout(scores: HeadScores, plot: _Plot, n_outlined: int, title: str | None) -> go.Layout:
     top = 30 if title == "" else 76
     heading = f"Head scores: {label_text(scores.detector)}" if title is None else label_text(title, 120)
-    notes = [theme.counted_label(scores)] + ([f"outlined: top {top_k}"] if top_k else [])
+    notes = [theme.counted_label(scores)] + ([f"outlined: top {n_outlined}"] if n_outlined else [])
     return go.Layout(
         template=theme.TEMPLATE,
         title={"text": heading, "subtitle": {"text": " · ".join(notes)}} if title != "" else None,
@@ -127,16 +126,20 @@ def _layout(
         dragmode="zoom",
         xaxis=_axis("head", plot.xticks, scores.n_heads),
         yaxis=_axis("layer", plot.yticks, scores.n_layers),
-        # The same colours for a dark page; the report's script puts them in.
-        meta={"dark_colorscale": theme.zero_centred_scale(low, high, dark=True)},
     )
 
 
 def _axis(name: str, ticks: list[int], n: int) -> dict[str, object]:
-    return {"title": {"text": name}, "tickvals": ticks, "range": [-0.5, n - 0.5], "showgrid": False, "constrain": "domain"}
+    return {
+        "title": {"text": name},
+        "tickvals": ticks,
+        "range": [-0.5, n - 0.5],
+        "showgrid": False,
+        "constrain": "domain",
+    }
 
 
-def _colorbar(score: Float[Array, "layer head"], low: float, high: float, pixels: float) -> dict[str, object]:
+def _color_bar(score: Float[Array, "layer head"], low: float, high: float, pixels: float) -> dict[str, object]:
     """A bar that ends at the real limits; ends that scores go beyond say so."""
     ticks = theme.bar_ticks(low, high, pixels)
     labels = [number(tick) for tick in ticks]
@@ -144,20 +147,12 @@ def _colorbar(score: Float[Array, "layer head"], low: float, high: float, pixels
         labels[0] = f"≤ {labels[0]}"
     if low < high and np.nanmax(score, initial=0.0) > high:
         labels[-1] = f"≥ {labels[-1]}"
-    return {
-        "title": {"text": "score", "side": "right"},
-        "thickness": 12,
-        "len": 1,
-        "outlinewidth": 0,
-        "ticks": "outside",
-        "tickvals": ticks,
-        "ticktext": labels,
-        "tickfont": {"size": 12},
-    }
+    return theme.color_bar(ticks, labels)
 
 
-def _hover_fields(scores: HeadScores, frame: pd.DataFrame) -> list[list[list[object]]]:
+def _hover_fields(scores: HeadScores) -> list[list[list[object]]]:
     """Interval, rank, KV group and counted trials of every head, as texts."""
+    frame = scores.to_frame()
     unit = "seed" if scores.detector == "random" else "trial"
     finite = np.isfinite(scores.counted).sum(0).reshape(-1)
     n_ranked = int(frame["rank"].notna().sum())
@@ -188,10 +183,11 @@ def _gaps(scores: HeadScores, missing: Bool[Array, "layer head"], plot: _Plot) -
         zmax=1,
         colorscale=[(0, theme.SHADE), (1, theme.SHADE)],
         showscale=False,
+        text=np.where(missing, TIMES, "").tolist(),
         customdata=np.where(missing, reasons, "").tolist(),
         hovertemplate="<b>L%{y}H%{x}</b><br>%{customdata}<extra></extra>",
         hoverongaps=False,
-        texttemplate="×",
+        texttemplate="%{text}",
         textfont={"size": int(min(plot.cell_width, plot.cell_height, 20) * 0.7), "color": "#808080"},
         xgap=plot.gap,
         ygap=plot.gap,

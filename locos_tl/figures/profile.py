@@ -12,7 +12,7 @@ from jaxtyping import Float
 from ..results import statistics
 from ..results.head_scores import HeadScores
 from . import theme
-from .text import label_text
+from .text import label_text, percent
 
 Array = np.ndarray
 
@@ -46,19 +46,23 @@ def layer_profile(
     top = max(max(p.share.max(), p.high.max()) for p in profiles.values()) or 1.0
     figure = go.Figure(layout=_layout(len(profiles), n_layers, float(top)))
     for row, (name, profile) in enumerate(profiles.items()):
-        _draw(figure, row, name, chosen[name], profile)
+        _draw(figure, row, name, chosen[name], profile, float(top))
     if n_layers // 3:
         first = n_layers - n_layers // 3
-        figure.add_vrect(
+        figure.add_shape(
+            type="rect",
             x0=first - 0.5,
             x1=n_layers - 0.5,
             y0=0,
             y1=1,
+            yref="paper",
             fillcolor=theme.SHADE,
-            line_width=0,
+            line={"width": 0},
             layer="below",
-            annotation={"text": "last third", "font": {"size": 12}, "yanchor": "bottom", "y": 1, "showarrow": False},
-            annotation_position="top right",
+            name="last third",
+        )
+        figure.add_annotation(
+            text="last third", x=first - 0.5, xanchor="left", y=1, yref="paper", yanchor="bottom", showarrow=False
         )
     return figure
 
@@ -67,9 +71,9 @@ def layer_profile(
 class _Profile:
     """A detector's layer shares with their bootstrap band, and the two numbers that sum them up."""
 
-    share: Float[Array, "layer"]
-    low: Float[Array, "layer"]
-    high: Float[Array, "layer"]
+    share: Float[Array, layer]
+    low: Float[Array, layer]
+    high: Float[Array, layer]
     centre: float
     centre_interval: tuple[float, float]
     last_third: float
@@ -92,9 +96,7 @@ class _Profile:
         )
 
 
-def _choose(
-    scores: HeadScores | Mapping[str, HeadScores], detectors: Sequence[str] | None
-) -> dict[str, HeadScores]:
+def _choose(scores: HeadScores | Mapping[str, HeadScores], detectors: Sequence[str] | None) -> dict[str, HeadScores]:
     held = {scores.detector: scores} if isinstance(scores, HeadScores) else dict(scores.items())
     names = list(held) if detectors is None else list(dict.fromkeys(detectors))
     for name in names:
@@ -120,7 +122,7 @@ def _layout(n_rows: int, n_layers: int, top: float) -> go.Layout:
         start = row * (_ROW + _SPACE) / height
         axes[f"yaxis{row + 1 if row else ''}"] = {
             "domain": [0.0, 1.0] if n_rows == 1 else [max(1 - start - _ROW / height, 0.0), 1 - start],
-            "range": [0, top * 1.08],
+            "range": [-0.2 * top, top * 1.08],  # below zero: the centre of mass
             "tickformat": ".0%",
             "nticks": 6 if n_rows == 1 else 3,
             "tickfont": {"size": 11},
@@ -146,12 +148,15 @@ def _layout(n_rows: int, n_layers: int, top: float) -> go.Layout:
             "anchor": _axis_name(n_rows - 1),
             "showgrid": False,
             "unifiedhovertitle": {"text": "layer %{x}"},
+            "spikethickness": 1,
+            "spikedash": "solid",
+            "spikecolor": "rgba(128, 128, 128, 0.6)",
         },
         **axes,
     )
 
 
-def _draw(figure: go.Figure, row: int, name: str, scores: HeadScores, profile: _Profile) -> None:
+def _draw(figure: go.Figure, row: int, name: str, scores: HeadScores, profile: _Profile, top: float) -> None:
     axis, color = _axis_name(row), theme.detector_color(name)
     layers = np.arange(scores.n_layers)
     if scores.n_trials > 1:
@@ -178,14 +183,14 @@ def _draw(figure: go.Figure, row: int, name: str, scores: HeadScores, profile: _
     )
     notes = []
     if scores.n_layers // 3:
-        notes.append(f"{profile.last_third:.0%} in last third".replace("%", " %"))
+        notes.append(f"{percent(profile.last_third)} in last third")
     if np.isfinite(profile.centre):
         notes.append(f"centre {profile.centre:.2f}")
         last = scores.n_layers - 1
         low, high = profile.centre_interval
         figure.add_scatter(
             x=[profile.centre * last],
-            y=[0],
+            y=[-0.1 * top],
             yaxis=axis,
             mode="markers",
             marker={"symbol": "diamond", "size": 10, "color": color, "line": {"color": "#ffffff", "width": 1}},
@@ -212,5 +217,11 @@ def _draw(figure: go.Figure, row: int, name: str, scores: HeadScores, profile: _
         **side,
     )
     figure.add_annotation(
-        text="<br>".join(notes) or "no positive score", x=1, xanchor="left", xshift=10, align="left", font={"size": 12}, **side
+        text="<br>".join(notes) or "no positive score",
+        x=1,
+        xanchor="left",
+        xshift=10,
+        align="left",
+        font={"size": 12},
+        **side,
     )

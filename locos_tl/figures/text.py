@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
-from typing import Any
+from typing import Any, SupportsFloat
+
+MINUS, DASH, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
 _BREAKS = "\n\t"
 # C0 and C1 controls, lone surrogates, and the marks that reverse the direction of the text around them.
@@ -24,7 +26,7 @@ def clean(value: Any, limit: int | None = None) -> str:
     >>> clean("a\x00b")
     'a␀b'
     """
-    text = "–" if value is None else str(value)
+    text = DASH if value is None else str(value)
     if limit is not None and len(text) > limit:
         text = text[:limit].rstrip() + " …"
     return _UNSHOWABLE.sub(_visible, text)
@@ -48,10 +50,20 @@ def script_text(text: str) -> str:
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: SupportsFloat, digits: int = 3, *, aligned: bool = False) -> str:
     """A number as a reader writes it: a few significant digits and a true minus sign.
 
-    >>> number(-0.04567)
-    '−0.0457'
+    >>> number(0.04567), number(0.34, 4, aligned=True)
+    ('0.0457', '0.3400')
     """
-    return f"{value:.{digits}g}".replace("-", "−")
+    text = f"{float(value):#.{digits}g}".rstrip(".") if aligned else f"{float(value):.{digits}g}"
+    return text.replace("-", MINUS)
+
+
+def percent(share: SupportsFloat) -> str:
+    """A share of 1 as whole percent, the sign set apart.
+
+    >>> percent(0.4)
+    '40\u00a0%'
+    """
+    return f"{float(share) * 100:.0f}\u00a0%"

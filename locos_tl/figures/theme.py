@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 if TYPE_CHECKING:
     from ..results.head_scores import HeadScores
 
+Number = int | float  # said in full, since a checker at run time takes no int for a float
 Scale = list[tuple[float, str]]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -83,14 +84,15 @@ def translucent(color: str, alpha: float) -> str:
     return f"rgba({red}, {green}, {blue}, {alpha})"
 
 
-def zero_centred_scale(low: float, high: float, *, dark: bool = False) -> Scale:
+def zero_centred_scale(low: Number, high: Number, *, dark: bool = False) -> Scale:
     """Colours for the values low..high in which 0 is neutral and equal sizes are equally strong.
 
     The scale is cut, not stretched: for -1..5 the negative side ends at a pale red, since -1 is a fifth
     of the largest size. Without any size at all (0..0) everything is neutral.
 
     Args:
-        low, high: ends of the colour bar, low <= 0 <= high.
+        low: lower end of the colour bar, 0 or less.
+        high: upper end, 0 or more.
         dark: for a dark page.
     """
     sides = _DARK if dark else _LIGHT
@@ -109,7 +111,7 @@ def zero_centred_scale(low: float, high: float, *, dark: bool = False) -> Scale:
     return sorted(stops)
 
 
-def bar_ticks(low: float, high: float, pixels: float, spacing: float = 18.0) -> list[float]:
+def bar_ticks(low: Number, high: Number, pixels: Number, spacing: Number = 18) -> list[Number]:
     """Ticks of a colour bar: its real ends, and round values between that do not crowd them."""
     if low == high:
         return [low]
@@ -122,7 +124,22 @@ def bar_ticks(low: float, high: float, pixels: float, spacing: float = 18.0) -> 
     return [low, *(v for v in multiples if v - low > near and high - v > near), high]
 
 
-def thin_ticks(n: int, pixels: float, spacing: float) -> list[int]:
+def color_bar(ticks: list[Number], labels: list[str]) -> dict[str, object]:
+    """A slim colour bar, as tall as the plot."""
+    return {
+        "thickness": 12,
+        "len": 1,
+        "ypad": 0,
+        "outlinewidth": 0,
+        "ticks": "outside",
+        "tickcolor": FAINT,
+        "tickvals": ticks,
+        "ticktext": labels,
+        "tickfont": {"size": 12},
+    }
+
+
+def thin_ticks(n: int, pixels: Number, spacing: Number) -> list[int]:
     """Indices to label on an axis of n rows or columns, ``spacing`` pixels apart or more."""
     step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, n) if s * pixels >= spacing or s >= n)
     return list(range(0, n, step))

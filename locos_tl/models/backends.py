@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -59,6 +59,7 @@ class Geometry:
         return tuple(layer for layer, window in enumerate(self.windows) if window is not None)
 
 
+@runtime_checkable
 class Backend(Protocol):
     """One kind of hooked model."""
 
@@ -69,7 +70,7 @@ class Backend(Protocol):
 
     def new_cache(self) -> KVCache: ...
     def run(
-        self, ids: Int[Tensor, "1 pos"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
+        self, ids: Int[Tensor, "1 new"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
     ) -> Float[Tensor, "pos d_vocab"]: ...
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]: ...
     def b_O(self, layer: int) -> Float[Tensor, "d_model"] | None: ...
@@ -97,7 +98,7 @@ class BridgeBackend:
         return HFCache(self.hf_config)
 
     def run(
-        self, ids: Int[Tensor, "1 pos"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
+        self, ids: Int[Tensor, "1 new"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
     ) -> Float[Tensor, "pos d_vocab"]:
         past = {} if cache is None else {"past_key_values": cache.native}
         with self.model.hooks(fwd_hooks=list(hooks)):
@@ -160,7 +161,7 @@ class LegacyBackend:
         return TLCache(self.model.cfg, self.device)
 
     def run(
-        self, ids: Int[Tensor, "1 pos"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
+        self, ids: Int[Tensor, "1 new"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
     ) -> Float[Tensor, "pos d_vocab"]:
         past = None if cache is None else cache.native
         with self.model.hooks(fwd_hooks=list(hooks)):
@@ -217,7 +218,7 @@ class FusedView:
         return HFCache(self.model.config)
 
     def run(
-        self, ids: Int[Tensor, "1 pos"], cache: KVCache | None, last_only: bool = False
+        self, ids: Int[Tensor, "1 new"], cache: KVCache | None, last_only: bool = False
     ) -> Float[Tensor, "pos d_vocab"]:
         extra: dict[str, Any] = {"logits_to_keep": 1} if last_only and self._keeps_last else {}
         native = None if cache is None else cache.native
@@ -237,7 +238,10 @@ def shared_copy(model: nn.Module, attention: str) -> nn.Module:
     """
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     twin: Any = copy.deepcopy(model, memo)
-    twin.set_attn_implementation(attention)
+    try:
+        twin.set_attn_implementation(attention)
+    except ValueError:
+        raise ValueError(f"{type(model).__name__} offers no {attention!r} attention") from None
     got = getattr(twin.config.get_text_config(), "_attn_implementation", None)
     if got != attention:
         raise ValueError(f"{type(model).__name__} offers no {attention!r} attention (got {got!r})")

@@ -8,13 +8,14 @@ without a copy. Sliding-window layers forget old keys, so their small state is s
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 
+@runtime_checkable
 class KVCache(Protocol):
     """What the scoring code needs of a cache, whichever library owns it."""
 

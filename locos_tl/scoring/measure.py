@@ -188,8 +188,10 @@ class _Reader:
         if "argmax" in self.reads:
             self._keep("argmax_key", steps.argmax(-1) + layer.first_key)
         if "top" in self.reads:
-            top = steps.topk(min(TOP_KEYS, steps.shape[-1]), dim=-1).indices
-            self._keep("top_share", ((top >= start) & (top < end)).float().mean(-1))
+            top = steps.topk(min(TOP_KEYS, steps.shape[-1]), dim=-1)
+            # A key outside the window or after the query has weight 0 and is not attended, whatever its rank.
+            inside = (top.indices >= start) & (top.indices < end) & (top.values > 0)
+            self._keep("top_share", inside.float().sum(-1) / min(TOP_KEYS, layer.first_key + steps.shape[-1]))
         if "window" in self.reads:
             self._keep("window_mass", layer.pattern[:, self.window_rows, start:end].float().sum(-1))
 

@@ -19,8 +19,8 @@ def load_trials(name: str | Path, n: int | None = None, **options: Any) -> Trial
     """Trials of a named set, or from a file of yours.
 
     Args:
-        name: "nonliteral" (bundled), "nolima" or "niah" (from the Hub, or ``path=`` a local folder);
-            or the path of a JSON-lines file: trials written by `save_trials`, or needles with the five
+        name: "nonliteral" (bundled), "nolima" (from the Hub, or ``path=`` a local folder), "niah" (``path=``
+            a local folder); or the path of a JSON-lines file: trials written by `save_trials`, or needles with the five
             fields id, relation, needle, question, answer.
         n: number of trials; default: what the set says.
         options: passed to the set: ``lengths``, ``depths``, ``seed``, ``haystack``, ``path``, ``kinds``,
@@ -36,13 +36,17 @@ def load_trials(name: str | Path, n: int | None = None, **options: Any) -> Trial
         return _call(make, name, {**options, **({} if n is None else {"n": n})})
     path = Path(name)
     if path.suffix not in (".jsonl", ".json") and not path.exists():
-        raise ValueError(f"unknown trials {str(name)!r}; choose from {', '.join(SETS)}, or give the path of a .jsonl file")
+        raise ValueError(
+            f"unknown trials {str(name)!r}; choose from {', '.join(SETS)}, or give the path of a .jsonl file"
+        )
     first = next(iter(read_jsonl(path)), None)
     if first is None:
         raise ResultFileError(f"{path}: holds no trials")
     if isinstance(first, dict) and "prompt_ids" in first:
         if options:
             raise ValueError(f"{path} holds ready trials; the option {sorted(options)[0]!r} has no use")
+        if n is not None and n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
         return read_trials(path)[:n]
     return _call(custom, name, {"needles": path, "n": n, **options})
 

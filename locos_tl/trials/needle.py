@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from .haystack import Haystack, encode_all
+from .haystack import Haystack, encode_all, encode_start
 from .trial import Trial
 
 _MARK = "\u2402context\u2403"  # stands for the context while the chat template is rendered
+UNIQUE_ENOUGH = 0.95
+"""Contexts with a smaller share of unique text are warned about (prose repeats a short sentence now and then)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,11 @@ DEFAULT_TEMPLATE = PromptTemplate(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A trial in words, before a tokenizer is chosen."""
+    """A trial in words, before a tokenizer is chosen.
+
+    ``lead`` and ``trail`` are the words of the inserted sentence in front of and behind the needle, when
+    only a part of that sentence counts as the needle.
+    """
 
     needle: str
     question: str
@@ -60,40 +67,53 @@ class Recipe:
     relation: str = ""
     kind: str = ""
     literal: bool | None = None
+    lead: str = ""
+    trail: str = ""
 
 
 def build(recipe: Recipe, tokenizer: Any) -> Trial:
-    """Put the needle into ``length`` tokens of haystack at the sentence boundary nearest below depth x length.
+    """Put the needle into ``length`` tokens of text at the sentence boundary nearest below its depth.
+
+    The context (haystack and needle) has exactly ``length`` tokens. Depth counts in haystack tokens:
+    0 opens the text, 1 is the last boundary. The needle takes the white space of the sentence it displaces.
 
     Raises:
         ValueError: when the needle does not fit, or the haystack already holds the needle or the answer.
     """
-    for what, text in (("needle", recipe.needle), ("answer", recipe.answer)):
-        if recipe.haystack.contains(text.strip()):
+    sentence = recipe.lead + recipe.needle + recipe.trail
+    for what, text in (("needle", sentence), ("needle", recipe.needle), ("answer", recipe.answer)):
+        if recipe.haystack.contains(text):
             raise ValueError(
                 f"{recipe.trial_id}: the haystack {recipe.haystack.name!r} already holds the {what} {text[:60]!r}"
             )
-    needle_ids = encode_all(tokenizer, [" " + recipe.needle])[0]
-    n_hay = recipe.length - len(needle_ids)
+    inserted = {space: _pieces(recipe, tokenizer, space) for space in (" ", "")}
+    n_inserted = max(sum(map(len, pieces)) for pieces in inserted.values())
+    n_hay = recipe.length - n_inserted
     if n_hay < 8:
         raise ValueError(
-            f"{recipe.trial_id}: a context of {recipe.length} tokens has no room for a needle of {len(needle_ids)}"
+            f"{recipe.trial_id}: a context of {recipe.length} tokens has no room for a needle of {n_inserted}"
         )
-    sentences, unique = recipe.haystack.tokens(tokenizer, n_hay)
-    ends = list(accumulate(map(len, sentences)))
-    at = max((end for end in [0, *ends[:-1]] if end <= recipe.depth * n_hay), default=0)
-    flat = [token for ids in sentences for token in ids][:n_hay]
-    before, after = flat[:at], flat[at:]
-    if at == 0:  # the needle opens the text: no space in front of it, one in front of what follows
-        needle_ids = encode_all(tokenizer, [recipe.needle])[0]
-        first = encode_all(tokenizer, [" " + recipe.haystack.sentences[0].lstrip()])[0]
-        after = (first + flat[len(sentences[0]) :])[: recipe.length - len(needle_ids)]
+    sentences = recipe.haystack.tokens(tokenizer, recipe.length + 16)
+    starts = list(accumulate(map(len, sentences), initial=0))
+    place = bisect_right(starts, recipe.depth * n_hay) - 1
+    at = starts[place]
+    texts = recipe.haystack.sentences
+    displaced = texts[place % len(texts)]
+    space = " " if at and (displaced[:1].isspace() or place % len(texts) == 0) else ""
+    lead, needle, trail = inserted[space]
+    if not space:  # at the start of the text or of a line: the space goes behind the needle instead
+        sentences[place] = encode_all(tokenizer, [" " + displaced.lstrip()])[0]
+    before = [token for ids in sentences[:place] for token in ids]
+    room = recipe.length - at - len(lead) - len(needle) - len(trail)
+    after = [token for ids in sentences[place:] for token in ids][:room]
+    if len(after) != room:
+        raise RuntimeError(f"{recipe.trial_id}: the context came out {room - len(after)} tokens short")
     return _assemble(
         tokenizer,
         recipe.template,
-        before,
-        needle_ids,
-        after,
+        [*before, *lead],
+        needle,
+        [*trail, *after],
         needle=recipe.needle,
         question=recipe.question,
         answer=recipe.answer,
@@ -104,10 +124,18 @@ def build(recipe: Recipe, tokenizer: Any) -> Trial:
         literal=recipe.literal,
         length=recipe.length,
         depth=recipe.depth,
-        depth_actual=round(at / n_hay, 4),
+        depth_actual=round(at / (at + room), 4),
         haystack=recipe.haystack.name,
-        unique_share=round(unique, 4),
+        unique_share=round(recipe.haystack.unique_share(tokenizer, at + room), 4),
     )
+
+
+def _pieces(recipe: Recipe, tokenizer: Any, space: str) -> list[list[int]]:
+    """Token ids of lead, needle and trail; ``space`` stands in front of the first of them."""
+    lead = recipe.lead.rstrip()
+    gap = recipe.lead[len(lead) :] if lead else space
+    texts = (space + lead if lead else "", gap + recipe.needle, recipe.trail)
+    return [encode_all(tokenizer, [text])[0] if text else [] for text in texts]
 
 
 def compose(
@@ -121,14 +149,19 @@ def compose(
     answer: str,
     **about: Any,
 ) -> Trial:
-    """A trial from a context already cut in three."""
+    """A trial from a context already cut in three.
+
+    Raises:
+        ValueError: for an empty needle, one that occurs a second time, or one the tokenizer cannot hold.
+    """
     if not needle.strip():
         raise ValueError("the needle is empty")
+    for text in (before, after):
+        if text.strip() and Haystack("context", (text,)).contains(needle):
+            raise ValueError(f"the needle {needle.strip()[:60]!r} occurs a second time in the context")
     first, middle, last = (encode_all(tokenizer, [text])[0] if text else [] for text in (before, needle, after))
     about.setdefault("length", len(first) + len(middle) + len(last))
-    return _assemble(
-        tokenizer, template, first, middle, last, needle=needle, question=question, answer=answer, **about
-    )
+    return _assemble(tokenizer, template, first, middle, last, needle=needle, question=question, answer=answer, **about)
 
 
 def _assemble(
@@ -143,16 +176,15 @@ def _assemble(
     **about: Any,
 ) -> Trial:
     head, tail = frame(tokenizer, template, question)
-    _require_plain(tokenizer, [*before, *needle_ids, *after], about.get("trial_id", ""))
+    where = f"{about['trial_id']}: " if about.get("trial_id") else ""
+    _require_plain(tokenizer, [*before, *needle_ids, *after], f"{where}the context or needle")
+    _require_plain(tokenizer, encode_all(tokenizer, [question])[0] if question else [], f"{where}the question")
     start = len(head) + len(before)
     ids = [*head, *before, *needle_ids, *after, *tail]
     span = (start, start + len(needle_ids))
-    decoded = tokenizer.decode(ids[span[0] : span[1]])
+    decoded = tokenizer.decode(ids[span[0] : span[1]], clean_up_tokenization_spaces=False)
     if _squeeze(decoded) != _squeeze(needle):
-        raise ValueError(
-            f"{about.get('trial_id', '')}: this tokenizer cannot hold the needle: it reads back as {decoded!r}, "
-            f"not {needle!r}"
-        )
+        raise ValueError(f"{where}this tokenizer cannot hold the needle: it reads back as {decoded!r}, not {needle!r}")
     return Trial(
         prompt_ids=tuple(ids),
         needle_span=span,
@@ -168,22 +200,18 @@ def frame(tokenizer: Any, template: PromptTemplate, question: str) -> tuple[list
     """Token ids in front of and behind the context: BOS, chat markup, instruction, question.
 
     BOS stands exactly once where the tokenizer uses one: a chat template that writes it itself gets no
-    second one. Thinking is switched off in templates that have the switch.
+    second one. Thinking is switched off in templates that have the switch. Where a chat template knows no
+    system message, the text opens the user's message.
+
+    Raises:
+        ValueError: when the chat template drops the user's message or writes BOS twice.
     """
     user = template.before + _MARK + template.after.replace("{question}", question)
-    if getattr(tokenizer, "chat_template", None):
-        messages = [{"role": "user", "content": user}]
-        if template.system:
-            messages.insert(0, {"role": "system", "content": template.system})
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-    else:
-        text = (template.system + "\n\n" if template.system else "") + user
+    text = _render(tokenizer, template.system, user)
     if text.count(_MARK) != 1:
         raise ValueError("the chat template drops or repeats the user message")
     head_text, tail_text = text.split(_MARK)
-    head, tail = encode_all(tokenizer, [head_text, tail_text])
+    head, tail = encode_start(tokenizer, [head_text])[0], encode_all(tokenizer, [tail_text])[0]
     bos = tokenizer.bos_token_id
     if bos is not None and _adds_bos(tokenizer) and head[:1] != [bos]:
         head = [bos, *head]
@@ -192,17 +220,48 @@ def frame(tokenizer: Any, template: PromptTemplate, question: str) -> tuple[list
     return head, tail
 
 
+def _render(tokenizer: Any, system: str | None, user: str) -> str:
+    """The prompt's text with the chat template's markup, if there is one."""
+    together = f"{system}\n\n{user}" if system else user
+    if not getattr(tokenizer, "chat_template", None):
+        return together
+
+    def chat(*messages: tuple[str, str]) -> str:
+        return tokenizer.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+
+    if not system:
+        return chat(("user", user))
+    from jinja2 import TemplateError
+
+    try:
+        text = chat(("system", system), ("user", user))
+    except TemplateError:  # templates without a system role raise
+        return chat(("user", together))
+    return text if system.strip() in text else chat(("user", together))
+
+
 def _adds_bos(tokenizer: Any) -> bool:
     ids = tokenizer("a")["input_ids"]
     return bool(ids) and ids[0] == tokenizer.bos_token_id
 
 
-def _require_plain(tokenizer: Any, ids: list[int], trial_id: str) -> None:
-    special = set(tokenizer.all_special_ids) & set(ids)
-    unk = tokenizer.unk_token_id
-    if special - {unk}:
-        token = tokenizer.convert_ids_to_tokens(min(special - {unk}))
-        raise ValueError(f"{trial_id}: the special token {token!r} stands inside the context or needle")
+def _require_plain(tokenizer: Any, ids: list[int], where: str) -> None:
+    if control := _control_ids(tokenizer) & set(ids):
+        token = tokenizer.convert_ids_to_tokens(min(control))
+        raise ValueError(f"{where} holds the special token {token!r}")
+
+
+def _control_ids(tokenizer: Any) -> set[int]:
+    """Ids that no ordinary text may hold; the unknown token is ordinary only where unknown characters make it."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    control = set(tokenizer.all_special_ids) | {i for i, token in added.items() if getattr(token, "special", True)}
+    unknown = tokenizer.unk_token_id
+    return control - {unknown} if unknown in encode_all(tokenizer, ["\ue000"])[0] else control
 
 
 def _squeeze(text: str) -> str:
@@ -211,12 +270,13 @@ def _squeeze(text: str) -> str:
 
 def fingerprint(tokenizer: Any) -> str:
     """Short hash of a tokenizer's vocabulary and behaviour, kept on the tokenizer once computed."""
-    known = getattr(tokenizer, "_locos_tl_fingerprint", None)
-    if known is None:
+    size, known = getattr(tokenizer, "_locos_tl_fingerprint", (None, ""))
+    if size != len(tokenizer):
         backend = getattr(tokenizer, "backend_tokenizer", None)
         text = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+        text = text[max(0, text.find('"added_tokens"')) :]  # what stands before is the padding of the last call
         known = hashlib.sha256(text.encode()).hexdigest()[:16]
-        tokenizer._locos_tl_fingerprint = known
+        tokenizer._locos_tl_fingerprint = (len(tokenizer), known)
     return known
 
 
@@ -229,12 +289,12 @@ def template_hash(tokenizer: Any, template: PromptTemplate) -> str:
 
 def warn_if_repeating(trials: list[Trial]) -> None:
     """Say so when haystacks repeat themselves: then the needle stands out by being new."""
-    repeats = [trial for trial in trials if trial.unique_share is not None and trial.unique_share < 1.0]
+    repeats = [trial for trial in trials if trial.unique_share is not None and trial.unique_share < UNIQUE_ENOUGH]
     if repeats:
         least = min(repeats, key=lambda trial: trial.unique_share or 0.0)
         warnings.warn(
             f"{len(repeats)} of {len(trials)} contexts repeat their haystack (at {least.length} tokens only "
-            f"{least.unique_share:.0%} is unique text): the needle then stands out by novelty. "
+            f"{least.unique_share:.1%} is unique text): the needle then stands out by novelty. "
             "Give a longer haystack.",
             stacklevel=3,
         )

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import cycle, islice, product
+from itertools import cycle, islice
+from math import lcm
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from .needle import DEFAULT_TEMPLATE, PromptTemplate, Recipe, build
 from .trial import TrialGrid
 
 T = TypeVar("T")
+U = TypeVar("U")
 KINDS = ("onehop", "twohop", "literal")
 LENGTHS = (64, 128, 256, 512)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -69,20 +71,23 @@ def nonliteral(
         haystack: text files of your own instead of the bundled prose.
         template: the words around the context.
         tokenizer: bind to this tokenizer (or `HookedModel`) now.
+
+    Grids that differ in one kind only hold the same needles, names and places: twins, trial by trial.
+
+    Raises:
+        ValueError: for an unknown kind, an impossible length or depth, or a haystack that cannot be used.
     """
     kinds = _checked_kinds(kinds)
-    questions = [(needle, kind) for needle in bundled_needles() for kind in kinds]
-    cells = grid_cells(lengths, depths)
     rng = random.Random(seed)
     haystacks = read_haystacks(haystack) if haystack is not None else five_orders(bundled_haystack(), seed)
-    recipes = []
     drawn = zip(
-        balanced(questions, n, rng),
-        balanced(cells, n, rng),
-        balanced(bundled_names(), n, rng),
+        balanced_pairs(bundled_needles(), kinds, n, rng),
+        grid_cells(lengths, depths, n, rng),
+        balanced(absent_names(bundled_names(), haystacks), n, rng),
         balanced(haystacks, n, rng),
         strict=True,
     )
+    recipes = []
     for number, ((needle, kind), (length, depth), name, hay) in enumerate(drawn):
         recipes.append(
             Recipe(
@@ -119,18 +124,28 @@ def custom(
     ``{CHAR}`` in needle or question is replaced by the answer. A sixth field ``literal`` (true or false)
     is optional.
 
+    Args:
+        needles: the file.
+        n: number of trials; default: every needle once.
+        lengths: context lengths in tokens.
+        depths: relative needle positions, 0 to 1.
+        seed: draws cells and the order of needles and sentences.
+        haystack: text files of your own instead of the bundled prose.
+        template: the words around the context.
+        tokenizer: bind to this tokenizer (or `HookedModel`) now.
+
     Raises:
-        ResultFileError: naming the line and the field that is wrong.
+        ResultFileError: naming the needle and the field that is wrong.
     """
     rows = [_five_fields(row, f"{needles}, needle {i}") for i, row in enumerate(read_jsonl(Path(needles)), 1)]
     if not rows:
         raise ResultFileError(f"{needles}: holds no needles")
-    cells = grid_cells(lengths, depths)
     n = len(rows) if n is None else n
     rng = random.Random(seed)
     haystacks = read_haystacks(haystack) if haystack is not None else five_orders(bundled_haystack(), seed)
+    cells = grid_cells(lengths, depths, n, rng)
+    drawn = zip(balanced(rows, n, rng), cells, balanced(haystacks, n, rng), strict=True)
     recipes = []
-    drawn = zip(balanced(rows, n, rng), balanced(cells, n, rng), balanced(haystacks, n, rng), strict=True)
     for number, (row, (length, depth), hay) in enumerate(drawn):
         answer = row["answer"]
         recipes.append(
@@ -157,8 +172,8 @@ def five_orders(haystack: Haystack, seed: int) -> list[Haystack]:
     return [haystack.shuffled(seed * 1000 + i) for i in range(5)]
 
 
-def grid_cells(lengths: Iterable[int], depths: Iterable[float]) -> list[tuple[int, float]]:
-    """Every length with every depth.
+def grid_cells(lengths: Iterable[int], depths: Iterable[float], n: int, rng: random.Random) -> list[tuple[int, float]]:
+    """n draws of a length with a depth, balanced over lengths, over depths and over their pairs.
 
     Raises:
         ValueError: for a length that is not positive or a depth outside 0 to 1.
@@ -171,7 +186,33 @@ def grid_cells(lengths: Iterable[int], depths: Iterable[float]) -> list[tuple[in
     for depth in depths:
         if not 0.0 <= depth <= 1.0:
             raise ValueError(f"depth {depth} is outside 0 to 1 (50 % is 0.5)")
-    return list(product(lengths, depths))
+    return balanced_pairs(lengths, depths, n, rng)
+
+
+def absent_names(names: Iterable[str], haystacks: Iterable[Haystack]) -> list[str]:
+    """The names that occur in none of the haystacks.
+
+    Raises:
+        ValueError: when none is left.
+    """
+    haystacks = list(haystacks)
+    left = [name for name in names if not any(haystack.contains(name) for haystack in haystacks)]
+    if not left:
+        raise ValueError(f"every name occurs in the haystack ({', '.join(h.name for h in haystacks[:3])})")
+    return left
+
+
+def balanced_pairs(first: Sequence[T], second: Sequence[U], n: int, rng: random.Random) -> list[tuple[T, U]]:
+    """n pairs in random order; every first, every second and every pair occurs equally often, give or take one."""
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    a, b = list(first), list(second)
+    rng.shuffle(a)
+    rng.shuffle(b)
+    period = lcm(len(a), len(b))  # after a period the same pairs would come again: shift the second by one
+    pairs = [(a[i % len(a)], b[(i + i // period) % len(b)]) for i in range(n)]
+    rng.shuffle(pairs)
+    return pairs
 
 
 def balanced(items: Sequence[T], n: int, rng: random.Random) -> list[T]:
@@ -188,7 +229,9 @@ def balanced(items: Sequence[T], n: int, rng: random.Random) -> list[T]:
 def _checked_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     unknown = set(kinds) - set(KINDS)
-    if unknown or not kinds:
+    if not kinds:
+        raise ValueError(f"give at least one kind of {', '.join(KINDS)}")
+    if unknown:
         raise ValueError(f"unknown kind {sorted(unknown)}; choose from {', '.join(KINDS)}")
     return kinds
 
@@ -199,6 +242,8 @@ def _five_fields(row: Any, where: str) -> dict[str, Any]:
     for name in ("id", "relation", "needle", "question", "answer"):
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise ResultFileError(f"{where}: the field {name!r} is missing, empty or not text")
+    if not isinstance(row.get("literal"), bool | None):
+        raise ResultFileError(f"{where}: the field 'literal' is neither true nor false")
     if row["answer"] not in row["needle"].replace("{CHAR}", row["answer"]):
         raise ResultFileError(f"{where}: the answer {row['answer'][:40]!r} does not occur in the needle")
     return row

@@ -10,6 +10,14 @@ from typing import Any, overload
 from ..results.files import ResultFileError, read_jsonl, write_jsonl
 
 
+_JSON_TYPES: dict[str, Any] = {
+    "str": str,
+    "bool | None": bool | None,
+    "int | None": int | None,
+    "float | None": float | int | None,
+}
+
+
 @dataclass(frozen=True)
 class Trial:
     """A prompt as token ids with its needle's span tracked, and where it came from.
@@ -53,7 +61,7 @@ class Trial:
         object.__setattr__(self, "prompt_ids", ids)
         if self.generated_ids is not None:
             object.__setattr__(self, "generated_ids", _ids(self.generated_ids, "generated_ids"))
-        start, end = (int(x) for x in self.needle_span)
+        start, end = _ids(self.needle_span, "needle_span")
         object.__setattr__(self, "needle_span", (start, end))
         if not 0 <= start < end <= len(ids):
             raise ValueError(f"needle span [{start}, {end}) is empty or outside the prompt of {len(ids)} tokens")
@@ -63,16 +71,19 @@ class Trial:
             raise ValueError("the gold answer is empty")
 
     @classmethod
-    def from_ids(cls, ids: Iterable[int], needle: tuple[int, int], answer: str, **about: Any) -> Trial:
+    def from_ids(cls, ids: Iterable[Any], needle: tuple[int, int], answer: str, **about: Any) -> Trial:
         """A trial from ready token ids.
 
         Args:
-            ids: the whole prompt.
+            ids: the whole prompt: integers, or a tensor or array of one dimension.
             needle: [start, end) of the needle.
             answer: gold answer.
             about: any further field of `Trial` (``trial_id``, ``question``, ``generated_ids``, ...).
+
+        Raises:
+            ValueError: for ids that are none, a span that is empty, outside or the whole prompt, or no answer.
         """
-        return cls(prompt_ids=tuple(ids), needle_span=needle, answer=answer, **about)
+        return cls(prompt_ids=_ids(ids, "prompt_ids"), needle_span=needle, answer=answer, **about)
 
     @classmethod
     def from_text(
@@ -85,6 +96,11 @@ class Trial:
             before, needle, after: the context, in order; spaces between the pieces are yours.
             question: asked after the context.
             answer: gold answer.
+            about: any further field of `Trial` (``trial_id``, ``kind``, ``depth``, ...).
+
+        Raises:
+            ValueError: when the needle is empty, occurs twice, or cannot be held by this tokenizer, or when
+                context or question hold a special token.
         """
         from .needle import DEFAULT_TEMPLATE, compose
 
@@ -104,9 +120,9 @@ class Trial:
         """Length of the whole prompt."""
         return len(self.prompt_ids)
 
-    def with_generation(self, ids: Iterable[int]) -> Trial:
+    def with_generation(self, ids: Iterable[Any]) -> Trial:
         """The same trial with generated tokens to be scored by teacher forcing."""
-        return replace(self, generated_ids=tuple(ids))
+        return replace(self, generated_ids=_ids(ids, "generated_ids"))
 
     def about(self) -> dict[str, Any]:
         """Everything but the token ids, for results and reports."""
@@ -116,6 +132,7 @@ class Trial:
         return row | {"n_tokens": self.n_tokens}
 
     def to_dict(self) -> dict[str, Any]:
+        """A row of a trials file."""
         return asdict(self)
 
     @classmethod
@@ -128,15 +145,24 @@ class Trial:
         unknown = set(row) - {f.name for f in fields(cls)}
         missing = {"prompt_ids", "needle_span", "answer"} - set(row)
         if unknown or missing:
-            raise ValueError(
-                f"unknown field {sorted(unknown)[0]!r}" if unknown else f"no field {sorted(missing)[0]!r}"
-            )
-        if not isinstance(row["answer"], str):
-            raise ValueError("the answer is not text")
-        span = row["needle_span"]
-        if not (isinstance(span, list | tuple) and len(span) == 2):
+            raise ValueError(f"unknown field {sorted(unknown)[0]!r}" if unknown else f"no field {sorted(missing)[0]!r}")
+        values = dict(row)
+        for field in fields(cls):
+            if field.name not in values:
+                continue
+            value, kind = values[field.name], str(field.type)
+            if kind in _JSON_TYPES:
+                if not isinstance(value, _JSON_TYPES[kind]) or (isinstance(value, bool) and "bool" not in kind):
+                    raise ValueError(f"the field {field.name!r} must be {kind}, got {str(value)[:40]!r}")
+                if "float" in kind and value is not None:
+                    values[field.name] = float(value)
+            elif isinstance(value, list | tuple):
+                values[field.name] = _ids(value, field.name)
+            elif value is not None or field.name != "generated_ids":
+                raise ValueError(f"{field.name} must be a list of integers, got {str(value)[:40]!r}")
+        if len(values["needle_span"]) != 2:
             raise ValueError("needle_span must be [start, end]")
-        return cls(**dict(row))
+        return cls(**values)
 
 
 def save_trials(path: str | Path, trials: Iterable[Trial]) -> Path:
@@ -150,7 +176,7 @@ def read_trials(path: str | Path) -> list[Trial]:
     """Read trials written by `save_trials`.
 
     Raises:
-        ResultFileError: naming the line that is wrong.
+        ResultFileError: naming the line, or the trial, that is wrong.
     """
     trials = []
     for number, row in enumerate(read_jsonl(Path(path)), 1):
@@ -183,6 +209,7 @@ class TrialGrid(Sequence[Trial]):
 
     @property
     def tokenizer(self) -> Any:
+        """The tokenizer of the trials; without one bound, the bundled model's."""
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
@@ -214,9 +241,11 @@ class TrialGrid(Sequence[Trial]):
         return f"TrialGrid({len(self)} trials, {bound})"
 
 
-def _ids(values: Iterable[int], name: str) -> tuple[int, ...]:
+def _ids(values: Iterable[Any], name: str) -> tuple[int, ...]:
     out = []
     for value in values:
+        if getattr(value, "ndim", 0):
+            raise ValueError(f"{name} must be one flat sequence of token ids, got rows of them")
         number = value.item() if hasattr(value, "item") else value
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:
             raise ValueError(f"{name} must hold token ids, got {str(value)[:40]!r}")

@@ -1,0 +1,54 @@
+# `make demo` and `make test` are all a newcomer needs; each makes the environment when it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+LEGACY ?= .venv-tl3
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test lint types unit legacy browser model bench docs clean
+
+demo: $(VENV)/.ready
+	$(BIN)/locos-tl demo
+
+test: lint types unit legacy
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev browser
+	$(BIN)/python -m pytest
+
+# The same parity tests on transformer-lens 3.9, the last line with HookedTransformer.
+legacy: $(LEGACY)/.ready
+	$(LEGACY)/bin/python -m pytest -m legacy
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+# The report is tested in a real browser; where there is no apt-get, those tests skip and say so.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || true
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(LEGACY)/.ready: pyproject.toml constraints.txt
+	test -x $(LEGACY)/bin/python || $(PYTHON) -m venv $(LEGACY)
+	sed '/^transformer-lens==/d' constraints.txt > $(LEGACY)/constraints.txt
+	$(LEGACY)/bin/python -m pip install --quiet -c $(LEGACY)/constraints.txt -e . 'transformer-lens>=3.9,<4' pytest hypothesis beartype
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(LEGACY) build dist .pytest_cache .ruff_cache .mypy_cache

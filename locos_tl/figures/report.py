@@ -1,0 +1,210 @@
+"""The report: one HTML file that shows a scoring run and opens without a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from ..results.files import to_json, write_atomic
+from ..results.head_scores import HeadScores
+from ..results.scores import Scores
+from . import tables, theme
+from .agreement import agreement
+from .heatmap import heatmap
+from .profile import layer_profile
+from .text import TIMES, clean, html_text, number, percent, script_text
+
+CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+"""plotly.js settings: nothing is ever sent anywhere."""
+
+_MEANINGS = {
+    "locos": "How far a head's reading of the needle raises the logits of the answer's tokens, "
+    "minus what its reading of the rest of the prompt does (scaled to the needle's length).",
+    "attention_spatial": "The same contrast of needle against the rest on attention weights alone.",
+    "dla": "The head's whole direct contribution to the answer's logits, wherever in the prompt it comes from.",
+    "wu": "How often the head's strongest attention lies on the very needle token that is being written.",
+    "contrastive": "Attention to the needle while the answer is written, beyond that at the other steps.",
+    "headkv": "Attention to the needle from the last tokens of the prompt; needs no answer, so every trial counts.",
+    "cri": "How much of the answer comes back when the head alone is restored in a run without the needle.",
+    "random": "Random scores, one row a seed: what any finding has to beat.",
+}
+_DATES = ("date", "finished", "created", "started")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+
+
+def write_report(scores: Scores, path: str | Path) -> Path:
+    """Write the run as one self-contained HTML page: no network, plotly.js embedded once.
+
+    Args:
+        scores: a scoring run.
+        path: the file to write; for an existing folder, ``report.html`` in it.
+
+    Returns:
+        The file written (whole or not at all).
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "report.html"
+    write_atomic(path, render(scores).encode())
+    return path
+
+
+def render(scores: Scores) -> str:
+    """The page of `write_report` as text."""
+    model = _mapping(scores.provenance.get("model"))
+    figures: dict[str, go.Figure] = {}
+    parts = {
+        "model": html_text(model.get("name") or "unnamed model"),
+        "facts": _facts(scores, model),
+        "verdict": _verdict(scores),
+        "detectors": _detectors(scores, figures),
+        "comparison": _comparison(scores, figures),
+        "pass_rates": tables.pass_rates(scores.outcomes),
+        "filters": _filters(scores),
+        "answers": tables.answers(scores.outcomes),
+        "provenance": html_text(to_json(scores.provenance, indent=2)),
+        "style": _read("report.css"),
+        "script": _read("report.js"),
+        "plotly": get_plotlyjs().replace("</script", r"<\/script"),
+        "config": script_text(to_json(CONFIG)),
+    }
+    parts["figures"] = "\n".join(
+        f'<script type="application/json" id="figure-{name}">{script_text(figure.to_json(validate=False))}</script>'
+        for name, figure in figures.items()
+    )
+    # One pass, so that nothing inside a part is taken for a placeholder.
+    return _PLACEHOLDER.sub(lambda match: parts[match[1]], _read("report.html"))
+
+
+def _read(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _facts(scores: Scores, model: Mapping[str, Any]) -> str:
+    """Revision, date and sizes, one short list."""
+    held = next(iter(scores.values()), None)
+    date = next((scores.provenance[key] for key in _DATES if scores.provenance.get(key)), None)
+    facts = [
+        ("Revision", model.get("revision") or "not recorded"),
+        ("Scored", date or "date not recorded"),
+        ("Precision", model.get("dtype")),
+        ("Heads", f"{held.n_layers} layers {TIMES} {held.n_heads} heads" if held else None),
+        ("Key-value heads", held.n_key_value_heads if held else None),
+    ]
+    return "".join(f"<div><dt>{k}</dt><dd>{html_text(v, 80)}</dd></div>" for k, v in facts if v is not None)
+
+
+def _verdict(scores: Scores) -> str:
+    if not scores.total:
+        return "<strong>No trial was run.</strong>"
+    plain = f"<strong>{scores.passed} of {scores.total} trials passed</strong> ({percent(scores.pass_rate)})."
+    if not scores.passed:
+        return f"{plain} Detectors that need a right answer have nothing to go by."
+    if scores.passed < 20:
+        return f"{plain} Head scores rest on few trials: mind the intervals."
+    return plain
+
+
+def _detectors(scores: Scores, figures: dict[str, go.Figure]) -> str:
+    """The tabs, and a panel a detector: what it measures, its heatmap and its best heads."""
+    if not scores:
+        return '<p class="note">This run holds no head scores.</p>'
+    tabs, panels = [], []
+    for index, (name, held) in enumerate(scores.items()):
+        chosen = 'aria-selected="true" tabindex="0"' if index == 0 else 'aria-selected="false" tabindex="-1"'
+        swatch = f'<span class="swatch" style="background:{theme.detector_color(name)}"></span>'
+        tabs.append(
+            f'<button role="tab" id="tab-{index}" aria-controls="panel-{index}" {chosen}>'
+            f"{swatch}{html_text(name, 40)}</button>"
+        )
+        # On a small model ten outlines would leave little outside.
+        top_k = min(10, max(1, held.n_layers * held.n_heads // 4))
+        figure = figures[f"heatmap-{index}"] = heatmap(held, title="", top_k=top_k)
+        panels.append(
+            f'<div role="tabpanel" id="panel-{index}" aria-labelledby="tab-{index}"><h3>{html_text(name, 40)}</h3>'
+            f"<p>{_MEANINGS.get(held.detector, '')} {_counted(held)}</p>"
+            f'<div class="row"><figure>{_plot(f"heatmap-{index}", _heatmap_summary(name, held))}'
+            f"<figcaption>{_heatmap_caption(held, len(figure.layout.shapes))}</figcaption></figure>"
+            f"{tables.top_heads(held)}</div></div>"
+        )
+    return f'<div role="tablist" aria-label="Detector">{"".join(tabs)}</div>{"".join(panels)}'
+
+
+def _heatmap_caption(held: HeadScores, n_outlined: int) -> str:
+    notes = [f"Outlined: the top {n_outlined}."] if n_outlined else []
+    if not np.isfinite(held.mean).all():
+        notes.append("Crosses: heads without a score; point at one for the reason.")
+    return " ".join(notes)
+
+
+def _counted(held: HeadScores) -> str:
+    if held.detector == "random":
+        return f"{held.n_trials} seeds."
+    return f"Counted: {held.n_trials} of {held.n_total} trials."
+
+
+def _comparison(scores: Scores, figures: dict[str, go.Figure]) -> str:
+    """Layer profiles, and from two detectors on their agreement."""
+    if not scores:
+        return ""
+    figures["profile"] = _untitled(layer_profile(scores))
+    profile = _plot("profile", _profile_summary(scores))
+    sections = [
+        '<section id="layers"><h2>Where in the model</h2><p>Share of the positive score mass that each layer holds. '
+        "The band is the 95&nbsp;% bootstrap over trials (for random: over seeds), the diamond the centre of mass "
+        f"from 0 (first layer) to 1 (last).</p><figure>{profile}</figure></section>"
+    ]
+    if len(scores) > 1:
+        figures["agreement"] = _untitled(agreement(scores))
+        summary = f"Agreement of {len(scores)} detectors: Spearman correlation and overlap of the top 10, as a matrix."
+        sections.append(
+            '<section id="agreement"><h2>Do the detectors agree?</h2><p>Below the diagonal: Spearman rank correlation '
+            "over all heads. Above: share of the top 10 heads that two detectors have in common.</p>"
+            f"<figure>{_plot('agreement', summary)}</figure></section>"
+        )
+    return "".join(sections)
+
+
+def _untitled(figure: go.Figure) -> go.Figure:
+    """The figure for a page whose heading says what its title would say."""
+    spare = figure.layout.margin.t - 34
+    return figure.update_layout(title=None, margin_t=34, height=figure.layout.height - spare)
+
+
+def _plot(name: str, summary: str) -> str:
+    return f'<div class="plot" role="img" data-figure="{name}" aria-label="{html_text(summary)}"></div>'
+
+
+def _heatmap_summary(name: str, held: HeadScores) -> str:
+    best = ", ".join(f"L{layer}H{head} ({number(held.mean[layer, head])})" for layer, head in held.ranking()[:3])
+    size = f"{held.n_layers} layers by {held.n_heads} heads"
+    return f"Heatmap of {clean(name, 40)} scores, {size}. Highest: {best or 'none'}."
+
+
+def _profile_summary(scores: Scores) -> str:
+    peaks = []
+    for name, held in scores.items():
+        positive = np.where(np.isfinite(held.mean), held.mean, 0).clip(min=0).sum(-1)
+        peak = f"peaks in layer {int(positive.argmax())}" if positive.any() else "has none"
+        peaks.append(f"{clean(name, 40)} {peak}")
+    return f"Layer profiles of positive score mass: {'; '.join(peaks)}."
+
+
+def _filters(scores: Scores) -> str:
+    counts = (("all", scores.total), ("passed", scores.passed), ("failed", scores.total - scores.passed))
+    return "".join(
+        f'<label><input type="radio" name="state" autocomplete="off" value="{state}"'
+        f"{' checked' if state == 'all' else ''}><span>{state} ({count})</span></label>"
+        for state, count in counts
+    )

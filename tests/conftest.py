@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+
+
+@pytest.fixture(scope="session")
+def bundled():
+    """The bundled model, loaded once."""
+    from locos_tl import load_model
+
+    return load_model("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """Loads a tiny model of a family, once per family."""
+    from functools import cache
+
+    from locos_tl import load_model
+    from tests import tiny
+
+    @cache
+    def load(family: str):
+        return load_model(tiny.hf_model(family), tokenizer=tiny.tokenizer())
+
+    return load

@@ -1,0 +1,127 @@
+"""Synthetic results shaped like real ones: no model, a fixed seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from locos_tl.results.head_scores import HeadScores
+from locos_tl.results.scores import Scores, TrialOutcome
+
+DETECTORS = ("locos", "attention_spatial", "dla", "wu", "contrastive", "headkv", "random")
+
+_FACTS = (
+    ("Which character has spent time in Amsterdam?", "{} keeps a season ticket for the Rijksmuseum.", "onehop"),
+    ("Which character has been to the Netherlands?", "{} keeps a season ticket for the Rijksmuseum.", "twohop"),
+    ("Which character cannot eat bread?", "In truth, {} was found to have coeliac disease as a child.", "onehop"),
+    ("Who owns the blue bicycle?", "The owner of the blue bicycle is {}.", "literal"),
+)
+_NAMES = ("Mara", "Ilias", "Noor", "Tobias", "Wen", "Saskia")
+_WRONG = (
+    "The text does not say which character it was.",
+    "The story mentions a man with a lantern who walked along the harbour wall until the morning came.",
+    "Amsterdam",
+    "",
+)
+
+
+@pytest.fixture
+def head_scores() -> Callable[..., HeadScores]:
+    """Builds HeadScores from a [layer, head] or [trial, layer, head] array."""
+
+    def build(values: object, detector: str = "locos", n_key_value_heads: int = 1, **more: object) -> HeadScores:
+        array = np.asarray(values, np.float32)
+        array = array[None] if array.ndim == 2 else array
+        ids = tuple(f"trial-{i}" for i in range(len(array)))
+        return HeadScores(detector, array, ids, more.pop("n_total", len(array)), n_key_value_heads, **more)  # type: ignore[arg-type]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def make_scores() -> Callable[..., Scores]:
+    """Builds a scoring run: late heads carry locos, early ones attention, some layers have a window."""
+    return _make_scores
+
+
+def _make_scores(
+    n_layers: int = 30,
+    n_heads: int = 9,
+    n_key_value_heads: int = 3,
+    detectors: Sequence[str] = DETECTORS,
+    n_total: int = 48,
+    n_passed: int = 19,
+    model: str = "SmolLM2-135M-Instruct",
+) -> Scores:
+    rng = np.random.default_rng(7)
+    passed = np.zeros(n_total, bool)
+    passed[rng.permutation(n_total)[:n_passed]] = True
+    ids = [f"nonliteral-{i:03d}" for i in range(n_total)]
+    heads = {}
+    for index, name in enumerate(detectors):
+        rows = {"headkv": ids, "random": ["seed-42", "seed-43", "seed-44"]}.get(
+            name, [i for i, ok in zip(ids, passed, strict=True) if ok]
+        )
+        if rows:
+            values = _detector_values(rng, name, index, len(rows), n_layers, n_heads)
+            seen = np.ones(values.shape, bool)
+            if name not in ("random", "headkv"):
+                seen[:, 4 : n_layers // 2 : 6] = False  # sliding-window layers
+            heads[name] = HeadScores(name, values, tuple(rows), n_total, n_key_value_heads, seen=seen)
+    outcomes = tuple(_outcome(i, identifier, bool(passed[i])) for i, identifier in enumerate(ids))
+    provenance = {
+        "date": "2026-11-30",
+        "model": {"name": model, "revision": "7e27bd9f95328f0f3b08261d1252705110c806f8", "dtype": "float32"},
+        "versions": {"locos_tl": "0.1.0", "transformer_lens": "4.3.0", "transformers": "5.22.0", "torch": "2.11.0"},
+        "settings": {"variant": "paper", "gate": 50, "max_new_tokens": 50, "seed": 42, "lengths": [64, 256, 1000]},
+    }
+    return Scores(heads, outcomes, provenance)
+
+
+def _detector_values(
+    rng: np.random.Generator, name: str, index: int, n_rows: int, n_layers: int, n_heads: int
+) -> np.ndarray:
+    shape = (n_rows, n_layers, n_heads)
+    if name == "random":
+        return rng.random(shape, np.float32)
+    depth = np.linspace(0, 1, n_layers)[:, None]
+    centre = {"locos": 0.82, "dla": 0.86, "wu": 0.55, "contrastive": 0.5}.get(name, 0.35 + 0.03 * index)
+    strength = np.exp(-(((depth - centre) / 0.14) ** 2)) * rng.gamma(0.35, 1.0, (n_layers, n_heads))
+    noise = rng.normal(size=shape)
+    if name in ("locos", "dla"):
+        signed = strength * np.where(rng.random((n_layers, n_heads)) < 0.22, -0.5, 1.0)
+        return (signed * (1 + 0.7 * noise) + 0.02 * noise).astype(np.float32)
+    share = 0.3 * strength * (1 + 0.6 * noise)
+    if name in ("wu", "contrastive"):
+        share = np.where(strength > 0.3, share, 0.0)  # most heads never copy
+    return share.clip(0, 1).astype(np.float32)
+
+
+def _outcome(index: int, identifier: str, passed: bool) -> TrialOutcome:
+    question, needle, kind = _FACTS[index % len(_FACTS)]
+    name = _NAMES[index % len(_NAMES)]
+    text = f"The character is {name}." if passed else _WRONG[index % len(_WRONG)]
+    if not passed and index % 11 == 0:
+        text = f"{name.upper()[0]} . {name[1:]}"
+    return TrialOutcome(
+        trial_id=identifier,
+        passed=passed,
+        gate_value=100.0 if passed or index % 11 == 0 else 0.0,
+        generated_ids=tuple(range(6)),
+        generated_text=text,
+        answer_steps=(3,) if passed else (),
+        answer=name,
+        stop_token_id=2 if index % 5 else None,
+        min_margin=0.004 if index % 17 == 3 else 0.4,
+        trial={
+            "question": question,
+            "needle": needle.format(name),
+            "kind": kind,
+            "relation": "place" if "Rijksmuseum" in needle else "other",
+            "length": (64, 256, 1000)[index % 3],
+            "depth_asked": (index // 3 % 5) / 4,
+            "unique_share": (1.0, 1.0, 0.82)[index % 3],
+        },
+    )

@@ -1,0 +1,252 @@
+"""The report is one safe file: whole, offline, escaped, small, and honest about what passed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from locos_tl.figures import tables, write_report
+from locos_tl.figures.report import CONFIG, render
+from locos_tl.results.scores import Scores
+
+PLOTLY_MARKER = "Licensed under the MIT license\n*/"
+EVIL = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, script texts by id, and all visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.text = ""
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag):
+        self._open = ""
+
+    def handle_data(self, data):
+        if self._open == "script":
+            attributes, text = self.scripts[-1]
+            self.scripts[-1] = (attributes, text + data)
+        elif self._open != "style":
+            self.text += data
+
+    def json_blocks(self):
+        return {
+            attributes["id"]: json.loads(text, parse_constant=pytest.fail)
+            for attributes, text in self.scripts
+            if attributes.get("type") == "application/json"
+        }
+
+
+@pytest.fixture(scope="module")
+def page(make_scores):
+    return Page(render(make_scores()))
+
+
+def with_text(scores: Scores, text: str) -> Scores:
+    """The same run with the text in every place that foreign text reaches."""
+    first, *rest = scores.outcomes
+    spoilt = dataclasses.replace(
+        first,
+        trial_id=text,
+        answer=text,
+        generated_text=f"so {text}!",
+        trial=dict.fromkeys(("needle", "question", "kind", "relation", "length", "depth_asked"), text),
+    )
+    provenance = {"date": text, "model": {"name": text, "revision": text, "dtype": text}, text: [text]}
+    heads = {text if name == "dla" else name: held for name, held in scores.items()}
+    return Scores(heads, (spoilt, *rest), provenance)
+
+
+def test_file_is_written_and_its_path_returned(tmp_path, make_scores):
+    scores = make_scores(4, 4, 2, detectors=("locos",))
+    path = write_report(scores, tmp_path / "deep" / "page.html")
+    assert path == tmp_path / "deep" / "page.html"
+    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert write_report(scores, tmp_path) == tmp_path / "report.html"
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["page.html"]
+
+
+def test_twelve_figures_stay_below_8_mb_with_one_library(make_scores):
+    text = render(make_scores(detectors=[f"detector {i}" for i in range(10)]))
+    parsed = Page(text)
+    assert sum(name.startswith("figure-") for name in parsed.json_blocks()) == 12
+    assert text.count(PLOTLY_MARKER) == 1
+    assert len(text.encode()) < 8e6
+
+
+def test_a_64_by_64_model_stays_below_8_mb(make_scores):
+    assert len(render(make_scores(64, 64, 8)).encode()) < 8e6
+
+
+def test_nothing_is_loaded_from_elsewhere(page):
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "img", "object", "base")
+        assert not {"src", "href", "srcset", "action"} & set(attributes)
+    style = re.search(r"<style>(.*?)</style>", render_cached_style(), re.S)
+    assert style
+    assert not re.search(r"https?:|@import|url\(", style[1])
+    policy = next(a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
+    assert "default-src 'none'" in policy
+
+
+def render_cached_style() -> str:
+    from importlib import resources
+
+    return f"<style>{resources.files('locos_tl.figures').joinpath('report.css').read_text(encoding='utf-8')}</style>"
+
+
+def test_the_share_button_is_off(page):
+    assert page.json_blocks()["config"] == CONFIG
+    assert CONFIG == {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+
+
+def test_every_plot_has_its_data_and_a_text_alternative(page):
+    plots = [attributes for _, attributes in page.tags if "data-figure" in attributes]
+    assert len(plots) == 9
+    blocks = page.json_blocks()
+    for attributes in plots:
+        assert blocks[f"figure-{attributes['data-figure']}"]["data"]
+        assert attributes["role"] == "img"
+        assert len(attributes["aria-label"]) > 40
+
+
+def test_ids_are_unique_and_tabs_name_their_panels(page):
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    tabs = [a for _, a in page.tags if a.get("role") == "tab"]
+    panels = {a["id"]: a for _, a in page.tags if a.get("role") == "tabpanel"}
+    assert len(tabs) == len(panels) == 7
+    assert all(panels[tab["aria-controls"]]["aria-labelledby"] == tab["id"] for tab in tabs)
+    assert [tab["aria-selected"] for tab in tabs] == ["true"] + ["false"] * 6
+
+
+def test_page_tells_model_passes_and_reasons(page):
+    for text in (
+        "SmolLM2-135M-Instruct",
+        "7e27bd9f95328f0f3b08261d1252705110c806f8",
+        "2026-11-30",
+        "19 of 48 trials passed",
+        "gate 0 ≤ 50",
+        "gate 100 > 50",
+        "the answer was not found in the text",
+        "close call",
+        "stopped at the step limit",
+        "By length",
+        "By depth",
+        "By kind",
+        "passed (19)",
+        "failed (29)",
+        "3 seeds",
+        "transformer_lens",
+    ):
+        assert text in page.text, text
+
+
+def test_pass_rates_count_right(make_scores):
+    scores = make_scores()
+    table = re.sub(r"<[^>]+>", " ", tables.pass_rates(scores.outcomes))
+    for kind in ("literal", "onehop", "twohop"):
+        rows = [o.passed for o in scores.outcomes if o.trial["kind"] == kind]
+        assert re.search(rf"{kind}\s+{sum(rows)} / {len(rows)}", table)
+    assert table.index("literal") < table.index("onehop") < table.index("twohop")
+    rows = [o.passed for o in scores.outcomes if o.trial["depth_asked"] == 0.5]
+    assert re.search(rf"50\s%\s+{sum(rows)} / {len(rows)}", table)
+
+
+def test_very_many_lengths_fall_into_ranges(make_scores):
+    outcomes = [dataclasses.replace(o, trial={"length": 1000 + 37 * i}) for i, o in enumerate(make_scores().outcomes)]
+    table = tables.pass_rates(outcomes)
+    assert table.count("<tr>") == 1 + 8
+    assert "1,000 to" in table
+
+
+def test_trials_without_fields_are_shown_too(make_scores):
+    scores = make_scores(4, 4, 2)
+    bare = Scores(scores.heads, tuple(dataclasses.replace(o, trial={}) for o in scores.outcomes), {})
+    text = Page(render(bare)).text
+    assert "neither length nor depth nor kind" in text
+    assert "unnamed model" in text
+    assert "date not recorded" in text
+
+
+def test_foreign_text_cannot_become_markup(make_scores):
+    text = render(with_text(make_scores(4, 4, 2), EVIL))
+    clean = Page(render(make_scores(4, 4, 2)))
+    assert EVIL not in text
+    assert [tag for tag, _ in Page(text).tags].count("script") == [tag for tag, _ in clean.tags].count("script")
+    assert "alert(1)" in Page(text).text  # shown, as text
+
+
+@pytest.mark.parametrize(
+    "text", ["\"' onload=alert(1) x='", "{{plotly}} {{answers}}", "</script><!--", "]]>&lt;", "\\u003c"]
+)
+def test_foreign_text_stays_as_it_is(text, make_scores):
+    parsed = Page(render(with_text(make_scores(4, 4, 2, detectors=("locos", "dla")), text)))
+    assert text in parsed.text
+    assert not any("onload" in attributes for _, attributes in parsed.tags)
+    assert parsed.json_blocks()
+
+
+def test_control_characters_do_not_reach_the_page(make_scores):
+    text = render(with_text(make_scores(4, 4, 2, detectors=("locos", "dla")), "a\x00\x08\x1b\u202e\ud800b"))
+    body = text[: text.index("/**\n* plotly.js")]
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e\ud800-\udfff]", body)
+    assert "a␀␈␛[U+202E][U+D800]b" in body
+    text.encode()
+
+
+def test_degenerate_scores_make_strict_json(make_scores, head_scores):
+    values = np.zeros((3, 2, 4))
+    values[:, 0, 0], values[:, 0, 1] = np.nan, np.inf
+    scores = make_scores(2, 4, 2, detectors=("locos",))
+    run = Scores({"locos": head_scores(values, n_key_value_heads=2)}, scores.outcomes, {"loss": float("nan")})
+    parsed = Page(render(run))
+    assert parsed.json_blocks()
+    assert "No head has a score above or below 0" in parsed.text
+
+
+def test_no_pass_and_no_scores_are_said_plainly(make_scores):
+    scores = make_scores(4, 4, 2, n_passed=0)
+    assert set(scores) == {"headkv", "random"}
+    assert "0 of 48 trials passed" in Page(render(scores)).text
+    empty = Page(render(Scores({}, (), {})))
+    assert "No trial was run" in empty.text
+    assert "no head scores" in empty.text
+
+
+def test_long_runs_show_an_even_sample(make_scores):
+    scores = make_scores(2, 4, 2, detectors=("locos",), n_total=3000, n_passed=1500)
+    text = render(scores)
+    assert text.count("<tr data-state=") == tables.MAX_ANSWERS
+    assert "400 of 3,000 trials" in text
+    assert "1500 of 3000 trials passed" in text
+    assert len(text.encode()) < 8e6
+
+
+def test_long_texts_are_cut(make_scores):
+    scores = make_scores(2, 4, 2, detectors=("locos",))
+    first = dataclasses.replace(scores.outcomes[0], generated_text="word " * 1_000_000)
+    assert len(render(Scores(scores.heads, (first, *scores.outcomes[1:]), {})).encode()) < 5.2e6
+
+
+def test_ties_at_zero_are_not_listed(head_scores):
+    table = tables.top_heads(head_scores([[0.0, 3.0, 0.0, -1.0]]))
+    assert "L0H1" in table
+    assert "L0H0" not in table
+    assert "score 0 or less" in table
