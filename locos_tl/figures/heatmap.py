@@ -15,7 +15,7 @@ Array = np.ndarray
 
 _HOVER = (
     "<b>L%{y}H%{x}</b><br>score %{z:.4g}<br>95 % interval %{customdata[0]}<br>rank %{customdata[1]}"
-    "<br>KV group %{customdata[2]}<br>%{customdata[3]} counted<extra></extra>"
+    "<br>KV group %{customdata[2]}<br>%{customdata[3]}<extra></extra>"
 )
 _MARGIN = {"l": 58, "r": 96, "b": 50}
 
@@ -94,8 +94,8 @@ class _Plot:
     def __init__(self, n_layers: int, n_heads: int) -> None:
         self.cell_width = float(np.clip(560 / n_heads, 11, 44))
         self.cell_height = float(np.clip(560 / n_layers, 11, 44))
-        self.width = max(self.cell_width * n_heads, 240)
-        self.height = max(self.cell_height * n_layers, 150)
+        self.width = max(self.cell_width * n_heads, 240.0)
+        self.height = max(self.cell_height * n_layers, 150.0)
         self.cell_width, self.cell_height = self.width / n_heads, self.height / n_layers
         self.gap = 1 if min(self.cell_width, self.cell_height) >= 8 else 0
         self.xticks = theme.thin_ticks(n_heads, self.cell_width, 26)
@@ -157,15 +157,15 @@ def _hover_fields(scores: HeadScores) -> list[list[list[object]]]:
     finite = np.isfinite(scores.counted).sum(0).reshape(-1)
     n_ranked = int(frame["rank"].notna().sum())
     rows: list[list[object]] = []
-    for row, n_finite in zip(frame.itertuples(index=False), finite, strict=True):
-        if n_finite == 0:
-            rows.append(["", "", row.kv_group, ""])
+    for row, n in zip(frame.to_dict("records"), finite, strict=True):
+        if n == 0:
+            rows.append(["", "", row["kv_group"], ""])
             continue
-        interval = f"{number(row.ci_low)} to {number(row.ci_high)}" if n_finite > 1 else f"needs more than 1 {unit}"
-        counted = f"{n_finite} {unit}{'s' if n_finite > 1 else ''}"
-        if n_finite < row.n_trials:
-            counted += f" ({row.n_trials - n_finite} not finite, not)"
-        rows.append([interval, f"{row.rank} of {n_ranked}", row.kv_group, counted])
+        interval = f"{number(row['ci_low'])} to {number(row['ci_high'])}" if n > 1 else f"needs more than 1 {unit}"
+        counted = f"{n} {unit}{'s' if n > 1 else ''} counted"
+        if n < row["n_trials"]:
+            counted += f", {row['n_trials'] - n} left out: not finite"
+        rows.append([interval, f"{row['rank']} of {n_ranked}", row["kv_group"], counted])
     return [rows[start : start + scores.n_heads] for start in range(0, len(rows), scores.n_heads)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
 """plotly.js settings: nothing is ever sent anywhere."""
 
 _MEANINGS = {
-    "locos": "How far a head's reading of the needle raises the logits of the answer's tokens, "
-    "minus what its reading of the rest of the prompt does (scaled to the needle's length).",
+    "locos": "How far what a head reads from the needle pushes towards the answer's tokens, minus what it reads "
+    "from the rest of the prompt (scaled to the needle's length).",
     "attention_spatial": "The same contrast of needle against the rest on attention weights alone.",
-    "dla": "The head's whole direct contribution to the answer's logits, wherever in the prompt it comes from.",
+    "dla": "The head's whole direct push towards the answer's tokens, wherever in the prompt it comes from.",
     "wu": "How often the head's strongest attention lies on the very needle token that is being written.",
     "contrastive": "Attention to the needle while the answer is written, beyond that at the other steps.",
     "headkv": "Attention to the needle from the last tokens of the prompt; needs no answer, so every trial counts.",
@@ -97,7 +98,7 @@ def _facts(scores: Scores, model: Mapping[str, Any]) -> str:
     date = next((scores.provenance[key] for key in _DATES if scores.provenance.get(key)), None)
     facts = [
         ("Revision", model.get("revision") or "not recorded"),
-        ("Scored", date or "date not recorded"),
+        ("Scored", date) if date else ("Page written", datetime.now(UTC).date()),
         ("Precision", model.get("dtype")),
         ("Heads", f"{held.n_layers} layers {TIMES} {held.n_heads} heads" if held else None),
         ("Key-value heads", held.n_key_value_heads if held else None),
@@ -151,7 +152,10 @@ def _heatmap_caption(held: HeadScores, n_outlined: int) -> str:
 def _counted(held: HeadScores) -> str:
     if held.detector == "random":
         return f"{held.n_trials} seeds."
-    return f"Counted: {held.n_trials} of {held.n_total} trials."
+    units = _mapping(held.provenance.get("detector")).get("units")
+    return f"Counted: {held.n_trials} of {held.n_total} trials." + (
+        f" Scale: {html_text(units, 120)}." if units else ""
+    )
 
 
 def _comparison(scores: Scores, figures: dict[str, go.Figure]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -42,14 +42,16 @@ def top_heads(scores: HeadScores, k: int = 10) -> str:
     shown = best[best["score"] != 0]
     rows = [
         (
-            str(row.rank),
-            f"L{row.layer}H{row.head}",
-            number(row.score, 4, aligned=True),
-            f"{number(row.ci_low, aligned=True)} to {number(row.ci_high, aligned=True)}" if row.n_trials > 1 else DASH,
-            str(row.kv_group),
-            str(row.n_trials),
+            str(row["rank"]),
+            f"L{row['layer']}H{row['head']}",
+            number(row["score"], 4, aligned=True),
+            f"{number(row['ci_low'], aligned=True)} to {number(row['ci_high'], aligned=True)}"
+            if row["n_trials"] > 1
+            else DASH,
+            str(row["kv_group"]),
+            str(row["n_trials"]),
         )
-        for row in shown.itertuples(index=False)
+        for row in shown.to_dict("records")
     ]
     header = ("Rank", "Head", "Score", "95 % interval", "KV group", unit.capitalize())
     note = ""
@@ -64,11 +66,11 @@ def pass_rates(outcomes: Sequence[TrialOutcome]) -> str:
     """Passed and total by length, depth and kind of question, for those the trials tell of."""
     tables = [
         _rates("Length", outcomes, "length", _plain_number),
-        _rates("Depth", outcomes, "depth_asked", _depth_label(outcomes)),
+        _rates("Depth", outcomes, "depth", _depth_label(outcomes)),
         _rates("Kind", outcomes, "kind", html_text),
     ]
     note = ""
-    unique = [float(v) for o in outcomes if _is_number(v := o.trial.get("unique_share"))]
+    unique = [float(v) for o in outcomes if _is_number(v := _told(o, "unique_share"))]
     if unique:
         low, middle = (percent(value) for value in (min(unique), float(np.median(unique))))
         note = f'<p class="note">Unique haystack text: median {middle}, lowest {low} of the context.</p>'
@@ -79,7 +81,7 @@ def pass_rates(outcomes: Sequence[TrialOutcome]) -> str:
 
 
 def _rates(title: str, outcomes: Sequence[TrialOutcome], key: str, label: Callable[[Any], str]) -> str:
-    values = [o.trial.get(key) for o in outcomes]
+    values = [_told(o, key) for o in outcomes]
     groups: dict[Any, list[bool]] = {}
     for value, outcome in zip(_binned(values, label), outcomes, strict=True):
         if value is not None:
@@ -115,7 +117,14 @@ def _binned(values: Sequence[Any], label: Callable[[Any], str]) -> list[tuple[An
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _told(outcome: TrialOutcome, key: str) -> Any:
+    """What the trial tells under a key; None for nothing or an empty text."""
+    value = outcome.trial.get("depth_asked") if key == "depth" else None
+    value = outcome.trial.get(key) if value is None else value
+    return None if value == "" else value
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -125,7 +134,7 @@ def _plain_number(value: Any) -> str:
 
 def _depth_label(outcomes: Sequence[TrialOutcome]) -> Callable[[Any], str]:
     """Depths are shares of the context, or percent when one of them is above 1."""
-    depths = [float(v) for o in outcomes if _is_number(v := o.trial.get("depth_asked"))]
+    depths = [float(v) for o in outcomes if _is_number(v := _told(o, "depth"))]
     factor = 0.01 if any(depth > 1 for depth in depths) else 1.0
     return lambda value: percent(float(value) * factor)
 
@@ -133,8 +142,6 @@ def _depth_label(outcomes: Sequence[TrialOutcome]) -> Callable[[Any], str]:
 def verdict(outcome: TrialOutcome) -> str:
     """Why a trial counts or not, in a few words."""
     gate = number(outcome.gate_value)
-    if outcome.teacher_forced:
-        return "answer given to the model, not generated"
     if outcome.passed:
         return f"gate {gate} > 50"
     if outcome.gate_value <= 50:
@@ -146,6 +153,8 @@ def verdict(outcome: TrialOutcome) -> str:
 
 def _remarks(outcome: TrialOutcome) -> list[str]:
     remarks = []
+    if outcome.teacher_forced:
+        remarks.append("text given to the model, not generated")
     if outcome.stop_token_id is None and not outcome.stopped_early and not outcome.teacher_forced:
         remarks.append("stopped at the step limit")
     if outcome.min_margin is not None and outcome.min_margin < 0.01:
@@ -175,15 +184,14 @@ def answers(outcomes: Sequence[TrialOutcome]) -> str:
 
 
 def _answer_row(outcome: TrialOutcome, depth: Callable[[Any], str]) -> str:
-    trial = outcome.trial
     state = "passed" if outcome.passed else "failed"
-    tags = " · ".join(html_text(trial[key], 60) for key in ("kind", "relation") if trial.get(key) is not None)
+    tags = " · ".join(html_text(told, 60) for key in ("kind", "relation") if (told := _told(outcome, key)) is not None)
     why = "".join(f"<small>{html_text(text)}</small>" for text in [verdict(outcome), *_remarks(outcome)])
-    length, asked = trial.get("length"), trial.get("depth_asked")
+    length, asked = _told(outcome, "length"), _told(outcome, "depth")
     cells = (
         f'<td><span class="badge {state}">{state}</span>{why}</td>',
-        f'<td dir="auto">{html_text(trial.get("question"), MAX_TEXT)}'
-        f'<small class="needle">{html_text(trial.get("needle"), MAX_TEXT)}</small>'
+        f'<td dir="auto">{html_text(_told(outcome, "question"), MAX_TEXT)}'
+        f'<small class="needle">{html_text(_told(outcome, "needle"), MAX_TEXT)}</small>'
         f'<small class="tags">{tags or html_text(outcome.trial_id, 80)}</small></td>',
         f'<td dir="auto">{html_text(outcome.answer, MAX_TEXT)}</td>',
         f'<td dir="auto">{_marked(outcome.generated_text, outcome.answer)}</td>',

@@ -165,7 +165,9 @@ class LegacyBackend:
     ) -> Float[Tensor, "pos d_vocab"]:
         past = None if cache is None else cache.native
         with self.model.hooks(fwd_hooks=list(hooks)):
-            logits = self.model(ids, return_type="logits", past_kv_cache=past)
+            # Spelled out, since it would otherwise mask every token that equals the tokenizer's pad token.
+            mask = torch.ones_like(ids)
+            logits = self.model(ids, return_type="logits", past_kv_cache=past, attention_mask=mask)
         return logits[0, -1:] if last_only else logits[0]
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:

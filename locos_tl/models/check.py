@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .. import __version__
 from .backends import shared_copy
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class CheckReport:
 
 def versions() -> dict[str, str]:
     """Versions of the libraries that a score depends on."""
-    found = {}
-    for package in ("locos_tl", "torch", "transformers", "transformer-lens", "tokenizers", "numpy"):
+    found = {"locos_tl": __version__}
+    for package in ("torch", "transformers", "transformer-lens", "tokenizers", "numpy"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

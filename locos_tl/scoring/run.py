@@ -15,6 +15,7 @@ import numpy as np
 from ..models.check import versions
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
+from ..results.files import plain
 from ..results.head_scores import HeadScores
 from ..results.scores import Scores, TrialOutcome
 from ..trials.needle import fingerprint, warn_if_repeating
@@ -156,7 +157,7 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
         generated_text=text,
         answer_steps=steps,
         answer=trial.answer,
-        trial=trial.about(),
+        trial=plain(trial.about()),
         **told,
     )
     reads = plan.reads if passed else plan.ungated_reads

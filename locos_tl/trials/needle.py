@@ -30,11 +30,13 @@ class PromptTemplate:
         before: instruction in front of the context.
         after: text behind it, holding ``{question}``.
         system: system message; None leaves the chat template's default.
+        cue: what invites a model without a chat template to answer (it would otherwise end the line).
     """
 
     before: str
     after: str
     system: str | None = None
+    cue: str = "\nAnswer:"
 
     def __post_init__(self) -> None:
         if "{question}" not in self.after:
@@ -93,7 +95,7 @@ def build(recipe: Recipe, tokenizer: Any) -> Trial:
         raise ValueError(
             f"{recipe.trial_id}: a context of {recipe.length} tokens has no room for a needle of {n_inserted}"
         )
-    sentences = recipe.haystack.tokens(tokenizer, recipe.length + 16)
+    sentences = recipe.haystack.tokens(tokenizer, recipe.length + 16)  # the displaced one may shrink a little below
     starts = list(accumulate(map(len, sentences), initial=0))
     place = bisect_right(starts, recipe.depth * n_hay) - 1
     at = starts[place]
@@ -207,6 +209,8 @@ def frame(tokenizer: Any, template: PromptTemplate, question: str) -> tuple[list
         ValueError: when the chat template drops the user's message or writes BOS twice.
     """
     user = template.before + _MARK + template.after.replace("{question}", question)
+    if not getattr(tokenizer, "chat_template", None):
+        user += template.cue
     text = _render(tokenizer, template.system, user)
     if text.count(_MARK) != 1:
         raise ValueError("the chat template drops or repeats the user message")
@@ -283,7 +287,7 @@ def fingerprint(tokenizer: Any) -> str:
 def template_hash(tokenizer: Any, template: PromptTemplate) -> str:
     """Short hash of everything that words the prompt."""
     chat = getattr(tokenizer, "chat_template", None) or ""
-    parts = (template.before, template.after, template.system or "", str(chat))
+    parts = (template.before, template.after, template.system or "", template.cue, str(chat))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..results.files import ResultFileError, read_jsonl
 from .haystack import Haystack, read_haystacks, split_sentences
@@ -45,7 +45,7 @@ def niah(
     depths: Iterable[float] = DEPTHS,
     seed: int = 42,
     haystack: str | Path | Iterable[str | Path] | None = None,
-    span: Literal["needle", "real_needle"] = "needle",
+    span: str = "needle",
     template: PromptTemplate = NIAH_TEMPLATE,
     tokenizer: Any = None,
 ) -> TrialGrid:

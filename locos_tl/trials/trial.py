@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..results.files import ResultFileError, read_jsonl, write_jsonl
-
 
 _JSON_TYPES: dict[str, Any] = {
     "str": str,
@@ -189,7 +188,13 @@ def read_trials(path: str | Path) -> list[Trial]:
     return trials
 
 
-class TrialGrid(Sequence[Trial]):
+if TYPE_CHECKING:
+    _Trials = Sequence[Trial]
+else:
+    _Trials = Sequence  # a run-time type checker that samples items would build trials
+
+
+class TrialGrid(_Trials):
     """Trials described in text, turned into token ids for a tokenizer when they are first needed.
 
     `score_heads` binds a grid to its model. Looked at without a model, a grid uses the tokenizer of the

@@ -121,7 +121,7 @@ def _outcome(index: int, identifier: str, passed: bool) -> TrialOutcome:
             "kind": kind,
             "relation": "place" if "Rijksmuseum" in needle else "other",
             "length": (64, 256, 1000)[index % 3],
-            "depth_asked": (index // 3 % 5) / 4,
+            "depth": (index // 3 % 5) / 4,
             "unique_share": (1.0, 1.0, 0.82)[index % 3],
         },
     )

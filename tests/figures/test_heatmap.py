@@ -41,8 +41,8 @@ def test_hover_tells_interval_rank_group_and_trials(head_scores):
     best = scores.top(1).iloc[0]
     interval, rank, group, counted = trace.customdata[best.layer][best["head"]]
     assert interval == f"{best.ci_low:.3g} to {best.ci_high:.3g}".replace("-", "\N{MINUS SIGN}")
-    assert (rank, group, counted) == ("1 of 8", best.kv_group, "12 trials")
-    for field in ("L%{y}H%{x}", "score", "95 % interval", "rank", "KV group", "counted"):
+    assert (rank, group, counted) == ("1 of 8", best.kv_group, "12 trials counted")
+    for field in ("L%{y}H%{x}", "score", "95 % interval", "rank", "KV group"):
         assert field in trace.hovertemplate
 
 
@@ -101,7 +101,7 @@ def test_trials_that_do_not_count_for_a_head_are_told(head_scores):
     seen = np.ones(values.shape, bool)
     seen[:2, 0, 0] = False
     cells = heatmap(head_scores(values, seen=seen)).data[0].customdata[0]
-    assert [cell[3] for cell in cells] == ["2 trials", "3 trials (1 not finite, not)"]
+    assert [cell[3] for cell in cells] == ["2 trials counted", "3 trials counted, 1 left out: not finite"]
 
 
 def test_one_trial_has_no_interval(head_scores):
@@ -142,7 +142,7 @@ def test_labels_do_not_crowd_on_any_size(shape, head_scores):
 def test_random_counts_seeds(head_scores):
     figure = heatmap(head_scores(np.random.default_rng(3).random((3, 2, 4)), detector="random", n_total=48))
     assert figure.layout.title.subtitle.text.startswith("3 seeds")
-    assert figure.data[0].customdata[0][0][3] == "3 seeds"
+    assert figure.data[0].customdata[0][0][3] == "3 seeds counted"
 
 
 def test_names_cannot_inject_markup_or_hover_fields(head_scores):

@@ -9,9 +9,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from plotly.offline import get_plotlyjs
 
-from locos_tl.figures import tables, write_report
+from locos_tl.figures import heatmap, tables, write_report
 from locos_tl.figures.report import CONFIG, render
+from locos_tl.figures.text import script_text
 from locos_tl.results.scores import Scores
 
 PLOTLY_MARKER = "Licensed under the MIT license\n*/"
@@ -25,7 +27,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
-        self.text = ""
+        self.text = self.style = ""
         self._open = ""
         self.feed(text)
 
@@ -42,7 +44,9 @@ class Page(HTMLParser):
         if self._open == "script":
             attributes, text = self.scripts[-1]
             self.scripts[-1] = (attributes, text + data)
-        elif self._open != "style":
+        elif self._open == "style":
+            self.style += data
+        else:
             self.text += data
 
     def json_blocks(self):
@@ -66,7 +70,7 @@ def with_text(scores: Scores, text: str) -> Scores:
         trial_id=text,
         answer=text,
         generated_text=f"so {text}!",
-        trial=dict.fromkeys(("needle", "question", "kind", "relation", "length", "depth_asked"), text),
+        trial=dict.fromkeys(("needle", "question", "kind", "relation", "length", "depth"), text),
     )
     provenance = {"date": text, "model": {"name": text, "revision": text, "dtype": text}, text: [text]}
     heads = {text if name == "dla" else name: held for name, held in scores.items()}
@@ -90,25 +94,18 @@ def test_twelve_figures_stay_below_8_mb_with_one_library(make_scores):
     assert len(text.encode()) < 8e6
 
 
-def test_a_64_by_64_model_stays_below_8_mb(make_scores):
-    assert len(render(make_scores(64, 64, 8)).encode()) < 8e6
+def test_seven_heatmaps_of_a_64_by_64_model_leave_room_below_8_mb(make_scores):
+    one = heatmap(make_scores(64, 64, 8, detectors=("locos",))["locos"], title="")
+    assert len(script_text(one.to_json()).encode()) * 7 + len(get_plotlyjs().encode()) < 7.4e6
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
     for tag, attributes in page.tags:
         assert tag not in ("link", "iframe", "img", "object", "base")
         assert not {"src", "href", "srcset", "action"} & set(attributes)
-    style = re.search(r"<style>(.*?)</style>", render_cached_style(), re.S)
-    assert style
-    assert not re.search(r"https?:|@import|url\(", style[1])
+    assert not re.search(r"https?:|@import|url\(", page.style)
     policy = next(a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
     assert "default-src 'none'" in policy
-
-
-def render_cached_style() -> str:
-    from importlib import resources
-
-    return f"<style>{resources.files('locos_tl.figures').joinpath('report.css').read_text(encoding='utf-8')}</style>"
 
 
 def test_the_share_button_is_off(page):
@@ -165,8 +162,33 @@ def test_pass_rates_count_right(make_scores):
         rows = [o.passed for o in scores.outcomes if o.trial["kind"] == kind]
         assert re.search(rf"{kind}\s+{sum(rows)} / {len(rows)}", table)
     assert table.index("literal") < table.index("onehop") < table.index("twohop")
-    rows = [o.passed for o in scores.outcomes if o.trial["depth_asked"] == 0.5]
+    rows = [o.passed for o in scores.outcomes if o.trial["depth"] == 0.5]
     assert re.search(rf"50\s%\s+{sum(rows)} / {len(rows)}", table)
+
+
+@pytest.mark.parametrize(("key", "factor"), [("depth_asked", 1), ("depth", 1), ("depth", 100)])
+def test_depth_is_a_share_or_percent_under_either_name(key, factor, make_scores):
+    outcomes = [dataclasses.replace(o, trial={key: o.trial["depth"] * factor}) for o in make_scores().outcomes]
+    shown = re.sub(r"<[^>]+>", " ", tables.pass_rates(outcomes))
+    assert [f"{percent}\u00a0%  " in shown for percent in (0, 25, 50, 75, 100)] == [True] * 5
+
+
+def test_a_trial_that_names_no_kind_has_no_empty_group(make_scores):
+    outcomes = [dataclasses.replace(o, trial=dict(o.trial, kind="")) for o in make_scores().outcomes]
+    assert "By kind" not in tables.pass_rates(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"passed": True, "gate_value": 66.67}, "gate 66.7 > 50"),
+        ({"passed": False, "gate_value": 50.0}, "gate 50 ≤ 50"),
+        ({"passed": False, "gate_value": 100.0, "answer_steps": ()}, "but the answer was not found in the text"),
+        ({"passed": False, "gate_value": 100.0, "answer_steps": (1,)}, "not counted"),
+    ],
+)
+def test_verdict_says_why(change, why, make_scores):
+    assert why in tables.verdict(dataclasses.replace(make_scores().outcomes[0], **change))
 
 
 def test_very_many_lengths_fall_into_ranges(make_scores):
@@ -182,7 +204,7 @@ def test_trials_without_fields_are_shown_too(make_scores):
     text = Page(render(bare)).text
     assert "neither length nor depth nor kind" in text
     assert "unnamed model" in text
-    assert "date not recorded" in text
+    assert "Page written" in text
 
 
 def test_foreign_text_cannot_become_markup(make_scores):

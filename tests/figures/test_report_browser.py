@@ -44,8 +44,8 @@ def open_page(browser, report):
     """Opens the report offline; at the end, nothing may have been logged as an error or asked for."""
     troubles, contexts = [], []
 
-    def open_(scheme="light", width=1280):
-        context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": width, "height": 900})
+    def open_(scheme="light"):
+        context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": 1280, "height": 900})
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
@@ -81,7 +81,7 @@ def hover(page, layer, head):
     page.mouse.move(x, y)
     label = plot.locator(".hoverlayer .hovertext")
     label.wait_for()
-    return label.inner_text()
+    return label.text_content()
 
 
 def test_the_first_detector_is_drawn(open_page):
@@ -152,8 +152,9 @@ def test_figures_are_readable_in_light_and_dark(scheme, open_page):
 
 
 def test_the_page_does_not_scroll_sideways(open_page):
+    page = open_page()
     for width in (1280, 768, 390):
-        page = open_page(width=width)
+        page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 

@@ -27,14 +27,16 @@ CHATS = {
     "thinking": _TURNS
     + _ASK
     + "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}",
-    "no system": "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + _TURNS + _ASK,
+    "no system": "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    + _TURNS
+    + _ASK,
     "drops system": _TURNS.replace("in messages", "in messages if m.role == 'user'") + _ASK,
     "drops user": "{% for m in messages %}<|{{ m.role }}|>\n<|end|>\n{% endfor %}" + _ASK,
 }
 
 
 def _trained(kind):
-    """A tokenizer without special tokens: "bytes" (as GPT-2 and Qwen) or "prefixed" (as Llama-2: a space is put in front)."""
+    """A tokenizer without special tokens: "bytes" (GPT-2, Qwen) or "prefixed" (Llama-2: a space put in front)."""
     if kind == "bytes":
         backend = Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,7 +56,9 @@ def _trained(kind):
     trainer = trainers.BpeTrainer(
         vocab_size=700, initial_alphabet=alphabet, special_tokens=specials, show_progress=False
     )
-    backend.train_from_iterator([*PROSE, "Anna lives near the Eiffel Tower. Which character has been to Paris?"], trainer)
+    backend.train_from_iterator(
+        [*PROSE, "Anna lives near the Eiffel Tower. Which character has been to Paris?"], trainer
+    )
     return backend
 
 

@@ -23,7 +23,7 @@ QUESTION = "Which character has been to Paris?"
 
 
 def recipe(haystack, needle="Anna lives near the Eiffel Tower.", length=120, depth=0.5, **more):
-    words = dict(question=QUESTION, answer="Anna", template=PLAIN, trial_id="t-1")
+    words = {"question": QUESTION, "answer": "Anna", "template": PLAIN, "trial_id": "t-1"}
     return Recipe(needle=needle, haystack=haystack, length=length, depth=depth, **(words | more))
 
 
@@ -40,15 +40,15 @@ def context(trial, tokenizer, template=PLAIN):
 @pytest.mark.parametrize(
     ("habits", "n_bos"),
     [
-        (dict(chat="writes BOS"), 1),
-        (dict(chat="no BOS"), 1),
-        (dict(chat=None), 1),
-        (dict(chat=None, bos=False), 0),
-        (dict(chat="no BOS", bos=False), 0),
-        (dict(chat="writes BOS", adds_bos=False), 1),
-        (dict(chat=None, adds_bos=False), 0),
-        (dict(chat=None, kind="prefixed"), 1),
-        (dict(chat="writes BOS", kind="prefixed"), 1),
+        ({"chat": "writes BOS"}, 1),
+        ({"chat": "no BOS"}, 1),
+        ({"chat": None}, 1),
+        ({"chat": None, "bos": False}, 0),
+        ({"chat": "no BOS", "bos": False}, 0),
+        ({"chat": "writes BOS", "adds_bos": False}, 1),
+        ({"chat": None, "adds_bos": False}, 0),
+        ({"chat": None, "kind": "prefixed"}, 1),
+        ({"chat": "writes BOS", "kind": "prefixed"}, 1),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
 )
@@ -76,9 +76,11 @@ def test_the_context_holds_no_special_token(tokenizer, prose):
 @pytest.mark.parametrize("where", ["haystack", "needle", "question"])
 def test_special_tokens_in_the_text_are_refused(tokenizer, prose, text, where):
     bad = {
-        "haystack": dict(haystack=Haystack("bad", (*prose.sentences[:2], f" A mark {text} here.", *prose.sentences[2:]))),
-        "needle": dict(needle=f"Anna wrote {text} on the wall."),
-        "question": dict(question=f"Who{text}?"),
+        "haystack": {
+            "haystack": Haystack("bad", (*prose.sentences[:2], f" A mark {text} here.", *prose.sentences[2:]))
+        },
+        "needle": {"needle": f"Anna wrote {text} on the wall."},
+        "question": {"question": f"Who{text}?"},
     }[where]
     with pytest.raises(ValueError, match="holds the special token"):
         build(replace(recipe(prose), **bad), tokenizer)
@@ -122,6 +124,7 @@ NEEDLES = [
     "...and Anna, of course!",
     "Anna\u00a0owns 3.50\u00a0€.",
     "(Anna) [sic]",
+    "Anna 's dog , she said , ca n't swim .",
 ]
 PLACES = [(needle, depth) for needle in NEEDLES for depth in (0.0, 0.4, 1.0)]
 
@@ -129,7 +132,7 @@ PLACES = [(needle, depth) for needle in NEEDLES for depth in (0.0, 0.4, 1.0)]
 @pytest.mark.parametrize("chat", ["writes BOS", None])
 @pytest.mark.parametrize(("needle", "depth"), PLACES)
 def test_the_span_reads_back_as_the_needle(make_tokenizer, prose, needle, depth, chat):
-    """51 pairs of depth and needle: the tracked span decodes to the needle and to nothing else."""
+    """54 pairs of depth and needle: the tracked span decodes to the needle and to nothing else."""
     tokenizer = make_tokenizer(chat)
     trial = build(recipe(prose, needle, depth=depth, answer="Name"), tokenizer)
     start, end = trial.needle_span
@@ -150,6 +153,7 @@ def test_a_tokenizer_that_puts_spaces_in_front_makes_the_same_text(make_tokenize
     trial = build(recipe(prose, depth=depth), tokenizer)
     start, end = trial.needle_span
     assert tokenizer.decode(trial.prompt_ids[start:end]).strip() == "Anna lives near the Eiffel Tower."
+    assert tokenizer.convert_ids_to_tokens(trial.prompt_ids[1]).startswith("\u2581T")  # as the tokenizer starts a text
     text = tokenizer.decode(trial.prompt_ids, skip_special_tokens=True)
     assert "  " not in text
     assert f"\nQuestion: {QUESTION}" in text
@@ -176,7 +180,9 @@ def test_a_needle_the_tokenizer_cannot_hold_is_refused(make_tokenizer, prose):
 
 
 def test_only_a_part_of_the_inserted_sentence_can_be_the_needle(tokenizer, prose):
-    part = recipe(prose, "a sandwich in the park", lead="The best thing to do is eat ", trail=" on Sunday.", answer="park")
+    part = recipe(
+        prose, "a sandwich in the park", lead="The best thing to do is eat ", trail=" on Sunday.", answer="park"
+    )
     trial = build(part, tokenizer)
     start, end = trial.needle_span
     assert tokenizer.decode(trial.prompt_ids[start:end]) == " a sandwich in the park"
@@ -184,10 +190,16 @@ def test_only_a_part_of_the_inserted_sentence_can_be_the_needle(tokenizer, prose
     assert len(context(trial, tokenizer)[0]) == 120
 
 
+def test_the_part_must_not_stand_in_the_haystack_either(tokenizer, prose):
+    part = recipe(prose, "dust lay on each step", lead="By May ", trail=" of his.", answer="his")
+    with pytest.raises(ValueError, match="already holds the needle 'dust lay on each step'"):
+        build(part, tokenizer)
+
+
 # --- place and length -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("habits", [dict(bos=False), dict(kind="prefixed")], ids=["bytes", "prefixed"])
+@pytest.mark.parametrize("habits", [{"bos": False}, {"kind": "prefixed"}], ids=["bytes", "prefixed"])
 @pytest.mark.parametrize("length", [40, 97, 200, 333])
 @pytest.mark.parametrize("depth", [0.0, 0.1, 1 / 3, 0.5, 0.77, 1.0])
 def test_the_needle_goes_to_the_boundary_below_its_depth(make_tokenizer, prose, habits, length, depth):

@@ -99,7 +99,7 @@ def test_from_text_joins_pieces_tokenised_once(plain_tokenizer):
 
 
 def test_from_text_takes_a_hooked_model(plain_tokenizer):
-    words = dict(before="Rain fell.", needle=" Anna slept.", after="", question="Who?", answer="Anna")
+    words = {"before": "Rain fell.", "needle": " Anna slept.", "after": "", "question": "Who?", "answer": "Anna"}
     model = SimpleNamespace(tokenizer=plain_tokenizer)
     assert Trial.from_text(model, **words) == Trial.from_text(plain_tokenizer, **words)
 
@@ -117,7 +117,7 @@ def test_from_text_takes_a_hooked_model(plain_tokenizer):
     ],
 )
 def test_from_text_refuses(plain_tokenizer, change, message):
-    words = dict(before="Rain.", needle=" Anna slept.", after=" Snow.", question="Who?", answer="Anna")
+    words = {"before": "Rain.", "needle": " Anna slept.", "after": " Snow.", "question": "Who?", "answer": "Anna"}
     with pytest.raises(ValueError, match=message):
         Trial.from_text(plain_tokenizer, **(words | change))
 
@@ -131,21 +131,21 @@ def any_fields(draw):
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=2, max_size=30))
     start = draw(st.integers(0, len(ids) - 1))
     end = draw(st.integers(start + 1, len(ids) if start else len(ids) - 1))
-    return dict(
-        prompt_ids=tuple(ids),
-        needle_span=(start, end),
-        answer=draw(st.text(min_size=1).filter(str.strip)),
-        trial_id=draw(TEXT),
-        question=draw(TEXT),
-        needle=draw(TEXT),
-        kind=draw(TEXT),
-        literal=draw(st.sampled_from([None, True, False])),
-        length=draw(st.none() | st.integers(1, 10**6)),
-        depth=draw(UNIT),
-        depth_actual=draw(UNIT),
-        unique_share=draw(UNIT),
-        generated_ids=draw(st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)),
-    )
+    return {
+        "prompt_ids": tuple(ids),
+        "needle_span": (start, end),
+        "answer": draw(st.text(min_size=1).filter(str.strip)),
+        "trial_id": draw(TEXT),
+        "question": draw(TEXT),
+        "needle": draw(TEXT),
+        "kind": draw(TEXT),
+        "literal": draw(st.sampled_from([None, True, False])),
+        "length": draw(st.none() | st.integers(1, 10**6)),
+        "depth": draw(UNIT),
+        "depth_actual": draw(UNIT),
+        "unique_share": draw(UNIT),
+        "generated_ids": draw(st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)),
+    }
 
 
 @given(rows=st.lists(any_fields(), max_size=4))
@@ -171,7 +171,10 @@ def _file(tmp_path, *lines):
         ('{"answer": "a", "answer": "b"}', "line 2.*twice"),
         ("[1, 2]", "trial 2: not a JSON object"),
         ('{"prompt_ids": [1, 2], "needle_span": [0, 1]}', "trial 2: no field 'answer'"),
-        ('{"prompt_ids": [1, 2], "needle_span": [0, 1], "answer": "a", "colour": 1}', "trial 2: unknown field 'colour'"),
+        (
+            '{"prompt_ids": [1, 2], "needle_span": [0, 1], "answer": "a", "colour": 1}',
+            "trial 2: unknown field 'colour'",
+        ),
         ('{"prompt_ids": [1, 2], "needle_span": [0, 1], "answer": 7}', "trial 2: the field 'answer'"),
         ('{"prompt_ids": [1, 2], "needle_span": [0, 1], "answer": "a", "depth": "0.5"}', "trial 2: the field 'depth'"),
         ('{"prompt_ids": [1, 2], "needle_span": [0, 1], "answer": "a", "length": true}', "trial 2: the field 'length'"),
