@@ -30,7 +30,30 @@ _HOME = {
     "ResultFileError": "results.files",
 }
 _ROOMS = ("models", "trials", "scoring", "results", "figures")
-__all__ = [*_HOME, *_ROOMS, "__version__"]
+__all__ = [
+    "HeadScores",
+    "HookedModel",
+    "NoTrialPassed",
+    "PromptTemplate",
+    "ResultFileError",
+    "Scores",
+    "Trial",
+    "TrialGrid",
+    "TrialOutcome",
+    "__version__",
+    "figures",
+    "generate",
+    "load_model",
+    "load_trials",
+    "models",
+    "phi",
+    "read_trials",
+    "results",
+    "save_trials",
+    "score_heads",
+    "scoring",
+    "trials",
+]
 
 if TYPE_CHECKING:
     from . import figures, models, results, scoring, trials

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import os
 import sys
 import time
@@ -12,13 +12,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 if TYPE_CHECKING:
     from .models.check import CheckReport
     from .results.scores import Scores
 
+
+class _Root(typer.core.TyperGroup):
+    """Says what a stop means; typer itself ends silently on both before `main` could see them."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("\nstopped; finished trials are kept, the same command resumes", err=True)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # A reader like `head` went away; nothing of ours is lost.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+
+
 app = typer.Typer(
-    help="Find the attention heads by which a language model answers from the meaning of its context.",
+    cls=_Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,13 +57,6 @@ def main() -> None:
         sys.argv.remove("--debug")
     try:
         app()
-    except KeyboardInterrupt:
-        typer.echo("\nstopped; finished trials are kept, the same command resumes", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        # A reader like `head` went away; nothing of ours is lost.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except (ValueError, KeyError, RuntimeError, OSError, FloatingPointError) as error:
         if debug:
             raise
@@ -54,12 +65,13 @@ def main() -> None:
         sys.exit(2)
 
 
-def _version(show: bool) -> None:
+def _version(show: bool) -> bool:
     if show:
         from . import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+    return show
 
 
 @app.callback()
@@ -68,7 +80,10 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Add --debug to any command for full tracebacks."""
+    """Find the attention heads by which a language model answers from the meaning of its context.
+
+    Add --debug to any command for full tracebacks.
+    """
 
 
 # --- look at a model ------------------------------------------------------------------------------
@@ -92,7 +107,7 @@ def check(
 
     report = check_model(_load(model, device, dtype), length=length)
     if as_json:
-        typer.echo(json.dumps({"model": report.model, "passed": report.passed, "checks": report.to_dicts()}))
+        _print_json({"model": report.model, "passed": report.passed, "checks": report.to_dicts()})
     else:
         _print_check(report)
     if not report:
@@ -105,7 +120,13 @@ def model_list(as_json: Json = False) -> None:
     from .models.bundled import BUNDLED, checkpoint_path, is_ready
 
     rows = [
-        {"name": m.name, "ready": is_ready(m.name), "license": m.license, "about": m.about, "path": str(checkpoint_path(m.name))}
+        {
+            "name": m.name,
+            "ready": is_ready(m.name),
+            "license": m.license,
+            "about": m.about,
+            "path": str(checkpoint_path(m.name)),
+        }
         for m in BUNDLED.values()
     ]
     _print_rows(rows, as_json)
@@ -145,7 +166,7 @@ def score(
     model: Annotated[str, typer.Argument(help="Bundled name, Hub id or local folder.")],
     out: Annotated[Path, typer.Option(help="Folder for the run; the same command resumes it.")],
     trials: Annotated[str, typer.Option(help="nonliteral, nolima, niah, or a .jsonl file.")] = "nonliteral",
-    n: Annotated[int | None, typer.Option(help="Number of trials.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="Number of trials.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, e.g. 64,128,256.")] = None,
     depths: Annotated[str | None, typer.Option(help="Needle depths from 0 to 1, e.g. 0,0.5,1.")] = None,
     kinds: Annotated[str | None, typer.Option(help="onehop, twohop, literal; e.g. onehop,twohop.")] = None,
@@ -154,8 +175,8 @@ def score(
     haystack: Annotated[Path | None, typer.Option(help="Text file or folder of .txt files.")] = None,
     detectors: Annotated[str, typer.Option(help="all, or e.g. locos,wu.")] = "all",
     variant: Annotated[str, typer.Option(help="paper, folded or exact.")] = "paper",
-    max_new_tokens: Annotated[int, typer.Option(help="Decode limit.")] = 50,
-    top: Annotated[int, typer.Option(help="Heads to print.")] = 10,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Decode limit.")] = 50,
+    top: Annotated[int, typer.Option(min=1, help="Heads to print.")] = 10,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
@@ -166,7 +187,6 @@ def score(
 
     Example: locos-tl score smollm2-135m --trials nonliteral --n 48 --out runs/first
     """
-    from .scoring.run import score_heads
     from .trials.load import load_trials
 
     options: dict[str, Any] = {
@@ -178,7 +198,15 @@ def score(
         "haystack": haystack,
     }
     asked = load_trials(trials, n, **{k: v for k, v in options.items() if v is not None})
-    wanted = "all" if detectors == "all" else _words(detectors) or "all"
+    wanted = "all" if detectors == "all" else _words(detectors) or []
+    from .scoring.detectors import resolve
+    from .scoring.measure import VARIANTS
+    from .scoring.run import score_heads
+
+    # Before the model, which may take minutes to load.
+    resolve(wanted)
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown --variant {variant!r}; choose from {', '.join(VARIANTS)}")
     scores = score_heads(_load(model, device, dtype), asked, wanted, variant, max_new_tokens, out=out)
     _print_scores(scores, top, as_json)
     if not as_json:
@@ -203,7 +231,7 @@ def report(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the run.")] = Path("runs/demo"),
-    n: Annotated[int, typer.Option(help="Number of trials.")] = 48,
+    n: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 48,
 ) -> None:
     """The main job on the bundled model: ask, score every head, write the HTML report.
 
@@ -253,17 +281,14 @@ def _print_scores(scores: Scores, top: int, as_json: bool) -> None:
     main_detector = "locos" if "locos" in scores else next(iter(scores))
     table = scores[main_detector].top(top)
     if as_json:
-        from .results.files import to_json
-
-        typer.echo(
-            to_json(
-                {
-                    "passed": scores.passed,
-                    "total": scores.total,
-                    "provenance": scores.provenance,
-                    "top": {name: heads.top(top).to_dict("records") for name, heads in scores.items()},
-                }
-            )
+        _print_json(
+            {
+                "passed": scores.passed,
+                "total": scores.total,
+                "provenance": scores.provenance,
+                "top": {name: heads.top(top).to_dict("records") for name, heads in scores.items()},
+                "split_half": {name: heads.split_half() for name, heads in scores.items()},
+            }
         )
         return
     typer.echo(f"{scores.passed} of {scores.total} trials passed the gate ({scores.pass_rate:.0%})")
@@ -273,6 +298,9 @@ def _print_scores(scores: Scores, top: int, as_json: bool) -> None:
         for row in table.to_dict("records")
     ]
     _print_rows(rows, False, title=f"top {len(rows)} heads by {main_detector}")
+    agreement = scores[main_detector].split_half()
+    if math.isfinite(agreement):
+        typer.echo(f"rank correlation of two halves of the trials: {agreement:.2f}")
 
 
 def _print_check(report: CheckReport) -> None:
@@ -290,10 +318,16 @@ def _print_check(report: CheckReport) -> None:
     _print_rows(rows, False, title=f"{report.model}: {'all checks pass' if report else 'FAILED'}")
 
 
+def _print_json(value: Any) -> None:
+    from .results.files import to_json
+
+    typer.echo(to_json(value))
+
+
 def _print_rows(rows: Sequence[dict[str, Any]], as_json: bool, title: str = "") -> None:
     """A rich table on a terminal, aligned plain text in a pipe, or JSON."""
     if as_json:
-        typer.echo(json.dumps(list(rows)))
+        _print_json(rows)
         return
     from rich.console import Console
     from rich.table import Table

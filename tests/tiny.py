@@ -39,7 +39,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend.decoder = decoders.Fuse()
     backend.decoder = decoders.Sequence([decoders.Replace(" ", ""), _spaced()])
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>",
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        eos_token="<eos>",
+        pad_token="<pad>",
         clean_up_tokenization_spaces=False,
     )
 
@@ -71,7 +74,11 @@ CONFIGS: dict[str, Any] = {
     "qwen3": lambda: Qwen3Config(**_COMMON, num_hidden_layers=2),
     "mistral": lambda: MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=8),
     "gemma2": lambda: Gemma2Config(
-        **_COMMON, num_hidden_layers=2, sliding_window=8, attn_logit_softcapping=5.0, final_logit_softcapping=3.0,
+        **_COMMON,
+        num_hidden_layers=2,
+        sliding_window=8,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
         query_pre_attn_scalar=16,
     ),
     "gemma3": lambda: Gemma3TextConfig(
@@ -106,7 +113,9 @@ def words(n: int, seed: int = 0) -> list[int]:
     return torch.randint(12, D_VOCAB, (n,), generator=generator).tolist()
 
 
-def trial(n: int = 30, needle: tuple[int, int] = (5, 11), generated: tuple[int, ...] = (7, 8, 9, 3, 10), **about: Any) -> Trial:
+def trial(
+    n: int = 30, needle: tuple[int, int] = (5, 11), generated: tuple[int, ...] = (7, 8, 9, 3, 10), **about: Any
+) -> Trial:
     """A teacher-forced trial whose answer "Yuki" (token 3) is generated at step 3."""
     ids = words(n, seed=n)
     ids[needle[0] + 1] = 3

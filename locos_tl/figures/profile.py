@@ -71,9 +71,9 @@ def layer_profile(
 class _Profile:
     """A detector's layer shares with their bootstrap band, and the two numbers that sum them up."""
 
-    share: Float[Array, layer]
-    low: Float[Array, layer]
-    high: Float[Array, layer]
+    share: Float[Array, "layer"]
+    low: Float[Array, "layer"]
+    high: Float[Array, "layer"]
     centre: float
     centre_interval: tuple[float, float]
     last_third: float

@@ -92,6 +92,7 @@ class BridgeBackend:
         self.model = bridge
         self.hf_config = bridge.original_model.config
         self.device = _device_of(bridge)
+        self._keeps_last = "logits_to_keep" in inspect.signature(bridge.original_model.forward).parameters
         self.geometry = _geometry(bridge.cfg, self.hf_config)
 
     def new_cache(self) -> KVCache:
@@ -100,7 +101,9 @@ class BridgeBackend:
     def run(
         self, ids: Int[Tensor, "1 new"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
     ) -> Float[Tensor, "pos d_vocab"]:
-        past = {} if cache is None else {"past_key_values": cache.native}
+        past: dict[str, Any] = {} if cache is None else {"past_key_values": cache.native}
+        if last_only and self._keeps_last:
+            past["logits_to_keep"] = 1
         with self.model.hooks(fwd_hooks=list(hooks)):
             logits = self.model(ids, **past)
         return logits[0, -1:] if last_only else logits[0]
@@ -321,10 +324,13 @@ def _windows(cfg: Any, hf_config: Any) -> tuple[int | None, ...]:
         size = getattr(cfg, "window_size", None)
         return tuple(size if kind == "local" else None for kind in kinds)
     cache = HFCache(hf_config).native
-    return tuple(
-        int(part.sliding_window) if getattr(part, "is_sliding", False) else None
-        for part in cache.layers[: cfg.n_layers]
-    ) or (None,) * cfg.n_layers
+    return (
+        tuple(
+            int(part.sliding_window) if getattr(part, "is_sliding", False) else None
+            for part in cache.layers[: cfg.n_layers]
+        )
+        or (None,) * cfg.n_layers
+    )
 
 
 def rows_by_head(weight: Float[Tensor, "rows d_model"], n_heads: int) -> Float[Tensor, "head d_head d_model"]:

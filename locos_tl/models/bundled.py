@@ -120,6 +120,7 @@ def ensure(name: str) -> Path:
 
 
 def sha256(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

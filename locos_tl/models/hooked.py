@@ -285,6 +285,7 @@ class HookedModel:
         cache: KVCache | None,
         read: Callable[[LayerRead], None],
         hooks: Sequence[Hook] = (),
+        last_only: bool = False,
     ) -> Float[Tensor, "query d_vocab"]:
         """Run a few tokens through the hooked model on top of a cache and read every layer.
 
@@ -293,9 +294,10 @@ class HookedModel:
             cache: holds the positions before the segment (None: the segment is the whole input).
             read: called once per layer, in order, inside the forward pass.
             hooks: further TransformerLens hooks for the same pass.
+            last_only: unembed only the last position.
 
         Returns:
-            Logits at the segment's positions.
+            Logits at the segment's positions, or at its last one.
 
         Raises:
             RuntimeError: when a layer's hooks did not fire (a name that resolves to nothing).
@@ -325,7 +327,7 @@ class HookedModel:
         for layer in range(self.n_layers):
             reading.append((f"blocks.{layer}.attn.hook_v", on_value(layer)))
             reading.append((f"blocks.{layer}.attn.hook_pattern", on_pattern(layer)))
-        logits = self.backend.run(torch.tensor([list(ids)], device=self.device), cache, [*reading, *hooks])
+        logits = self.backend.run(torch.tensor([list(ids)], device=self.device), cache, [*reading, *hooks], last_only)
         if seen != list(range(self.n_layers)):
             raise RuntimeError(
                 f"{self.info.name}: hook_pattern fired in layers {seen} instead of all {self.n_layers}; "

@@ -88,9 +88,7 @@ class TLCache:
     """A transformer-lens 3 ``TransformerLensKeyValueCache``; batch size 1."""
 
     def __init__(self, cfg: Any, device: Any) -> None:
-        from transformer_lens import (  # type: ignore[attr-defined]  # gone in transformer-lens 4
-            TransformerLensKeyValueCache,
-        )
+        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
         self.native = TransformerLensKeyValueCache.init_cache(cfg, device, 1)
 

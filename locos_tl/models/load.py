@@ -62,20 +62,20 @@ def _from_name(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if str(source) in BUNDLED:
-        folder, local, found = ensure(str(source)), True, BUNDLED[str(source)].checkpoint_sha256
+        folder, local, found = str(ensure(str(source))), True, BUNDLED[str(source)].checkpoint_sha256
         revision = None
     else:
         folder, local = checkpoint_for(source, revision)
-        found = revision
+        found = revision or ""
     options: dict[str, Any] = {"dtype": dtype or "auto", "local_files_only": local, "revision": revision}
     if device_map is not None:
         options["device_map"] = device_map
-    hf_model = AutoModelForCausalLM.from_pretrained(str(folder), **options)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=local, revision=revision)
+    hf_model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local, revision=revision)
     if device_map is None:
         hf_model = hf_model.to(device or default_device())
     commit = getattr(hf_model.config, "_commit_hash", None)
-    return hf_model, tokenizer, ModelInfo(str(source), revision=commit or found)
+    return hf_model, tokenizer, ModelInfo(str(source), revision=commit or found or None)
 
 
 def default_device() -> torch.device:
@@ -112,7 +112,7 @@ def _from_hf(hf_model: Any, tokenizer: Any, info: ModelInfo) -> HookedModel:
     from transformer_lens.model_bridge import TransformerBridge
 
     hf_model.eval()
-    hooked = shared_copy(hf_model, "eager")
+    hooked: Any = shared_copy(hf_model, "eager")
     hooked.config.architectures = [type(hf_model).__name__]
     try:
         bridge = TransformerBridge.boot_transformers(

@@ -39,10 +39,12 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A JSON-safe copy: numpy scalars become Python's, NaN and infinities become null."""
+    """A JSON-safe copy: numpy scalars become Python's, NaN and infinities null, sets sorted lists."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return [plain(v) for v in sorted(value, key=str)]
+    if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
@@ -59,6 +61,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write one value as indented strict JSON."""
     write_atomic(path, (to_json(value, indent=2) + "\n").encode())
 
 
@@ -69,12 +72,15 @@ def read_json(path: Path) -> Any:
         ResultFileError: when the file is missing, not UTF-8, not JSON, holds NaN or repeats a key.
     """
     try:
-        text = path.read_bytes().decode()
-        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return _strict(path.read_bytes().decode())
     except FileNotFoundError:
         raise ResultFileError(f"{path}: no such file") from None
     except (ValueError, OSError, RecursionError) as error:
         raise ResultFileError(f"{path}: not a usable JSON file ({error})") from error
+
+
+def _strict(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -90,7 +96,15 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a number")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is larger than any number here")
+    return number
+
+
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
+    """Write one line of strict JSON a row."""
     write_atomic(path, "".join(to_json(row) + "\n" for row in rows).encode())
 
 
@@ -110,7 +124,7 @@ def read_jsonl(path: Path) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            yield json.loads(line, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+            yield _strict(line)
         except (ValueError, RecursionError) as error:
             raise ResultFileError(f"{path}, line {number}: {error}") from error
 
@@ -135,18 +149,37 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise ResultFileError(f"{path}: no such file")
     try:
         with safe_open(str(path), framework="numpy") as file:
-            header = (file.metadata() or {}).get("locos_tl")
+            meta = _header(path, (file.metadata() or {}).get("locos_tl"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError, ValueError) as error:
+    except ResultFileError:
+        raise
+    # TypeError and AttributeError: a number type that numpy does not have, like bfloat16.
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ResultFileError(f"{path}: not a readable safetensors file ({error}); delete it and run again") from error
+    return arrays, meta
+
+
+def _header(path: Path, header: str | None) -> dict[str, Any]:
     if header is None:
         raise ResultFileError(f"{path}: a safetensors file, but not written by locos_tl")
     try:
-        meta = json.loads(header, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        meta = _strict(header)
         if not isinstance(meta, dict):
             raise ValueError("no JSON object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultFileError(f"{path}: its metadata cannot be read ({error})") from error
-    if not isinstance(meta.get("format"), int) or meta["format"] > FORMAT:
-        raise ResultFileError(f"{path}: written by a newer locos_tl (format {meta.get('format')}); update locos_tl")
-    return arrays, meta
+    check_format(path, meta)
+    return meta
+
+
+def check_format(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse a file without a format version, or with a newer one than this.
+
+    Raises:
+        ResultFileError: naming the file.
+    """
+    version = meta.get("format")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ResultFileError(f"{path}: names no format version, so not a file of locos_tl")
+    if version > FORMAT:
+        raise ResultFileError(f"{path}: written by a newer locos_tl (format {version}); update locos_tl")

@@ -55,6 +55,8 @@ class HeadScores:
             raise ValueError(f"per_trial must be [trial, layer, head] with no empty axis, got shape {scores.shape}")
         if len(self.trial_ids) != scores.shape[0]:
             raise ValueError(f"{len(self.trial_ids)} trial ids for {scores.shape[0]} rows of scores")
+        if self.n_total < scores.shape[0]:
+            raise ValueError(f"{scores.shape[0]} trials cannot count when {self.n_total} were run")
         if self.n_key_value_heads < 1 or scores.shape[2] % self.n_key_value_heads:
             raise ValueError(f"{scores.shape[2]} query heads cannot share {self.n_key_value_heads} key-value heads")
         seen = np.ones(scores.shape, bool) if self.seen is None else np.asarray(self.seen, dtype=bool)
@@ -76,14 +78,17 @@ class HeadScores:
 
     @property
     def total(self) -> int:
+        """`n_total` under the name that `Scores` gives it."""
         return self.n_total
 
     @property
     def n_layers(self) -> int:
+        """Layers of the model."""
         return self.per_trial.shape[1]
 
     @property
     def n_heads(self) -> int:
+        """Query heads a layer."""
         return self.per_trial.shape[2]
 
     def kv_group(self, head: int) -> int:
@@ -174,15 +179,13 @@ class HeadScores:
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<p><b>{escape(repr(self))}</b></p>" + self.top(10).to_html(index=False, float_format="%.4g")
+        return f"<p><b>{escape(repr(self))}</b></p>" + self.top(10).to_html(index=False, float_format="{:.4g}".format)
 
     # --- files ----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file with the JSON metadata inside; returns its path."""
-        path = Path(path)
-        if path.suffix != ".safetensors":
-            path = path.with_name(path.name + ".safetensors")
+        path = _with_suffix(path)
         meta = {
             "kind": "HeadScores",
             "detector": self.detector,
@@ -201,7 +204,7 @@ class HeadScores:
         Raises:
             ResultFileError: when the file is missing, damaged or of another kind.
         """
-        path = Path(path)
+        path = _with_suffix(path)
         arrays, meta = read_arrays(path)
         try:
             if meta["kind"] != "HeadScores":
@@ -221,14 +224,14 @@ class HeadScores:
             raise ResultFileError(f"{path}: not a usable HeadScores file ({error})") from error
 
     def to_head_list(self, path: str | Path | None = None, *, envelope: bool = False) -> dict[str, Any]:
-        """The field's head-score JSON: {"layer-head": [score of each trial]}.
+        """The field's head-score JSON: {"layer-head": [score of each trial that counts for the head]}.
 
         Args:
             path: also write it there.
             envelope: put the map under "scores", beside the detector, passed/total and provenance.
         """
         scores = {
-            f"{layer}-{head}": [float(x) for x in self.per_trial[self.seen[:, layer, head], layer, head]]  # type: ignore[index]
+            f"{layer}-{head}": [float(x) for x in self.counted[:, layer, head] if np.isfinite(x)]
             for layer in range(self.n_layers)
             for head in range(self.n_heads)
         }
@@ -281,7 +284,10 @@ class HeadScores:
                 f"the model has {shape[0]} x {shape[1]}: a head list of another model"
             )
         if len(cells) != shape[0] * shape[1]:
-            raise ResultFileError(f"{where}: {len(cells)} heads listed, {shape[0]} layers x {shape[1]} heads expected")
+            raise ResultFileError(
+                f"{where}: lists {len(cells)} heads, up to {found[0]} layers x {found[1]} heads, where every head of "
+                f"{shape[0]} layers x {shape[1]} heads is expected once"
+            )
         n_trials = max(len(values) for values in cells.values())
         if n_trials == 0:
             raise ResultFileError(f"{where}: holds no scores")
@@ -290,15 +296,18 @@ class HeadScores:
         for (layer, head), values in cells.items():
             per_trial[: len(values), layer, head] = values
             seen[: len(values), layer, head] = True
-        return cls(
-            detector=detector or str(envelope.get("detector", "imported")),
-            per_trial=per_trial,
-            trial_ids=tuple(f"trial-{i}" for i in range(n_trials)),
-            n_total=int(envelope.get("total", n_trials)),
-            n_key_value_heads=n_key_value_heads or int(envelope.get("n_key_value_heads", shape[1])),
-            seen=seen,
-            provenance=dict(envelope.get("provenance", {})) | {"imported_from": where},
-        )
+        try:
+            return cls(
+                detector=detector or str(envelope.get("detector", "imported")),
+                per_trial=per_trial,
+                trial_ids=tuple(f"trial-{i}" for i in range(n_trials)),
+                n_total=int(envelope.get("total", n_trials)),
+                n_key_value_heads=n_key_value_heads or int(envelope.get("n_key_value_heads", shape[1])),
+                seen=seen,
+                provenance=dict(envelope.get("provenance", {})) | {"imported_from": where},
+            )
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ResultFileError(f"{where}: not a usable head list ({error})") from error
 
     def require_fit(self, n_layers: int, n_heads: int) -> None:
         """Refuse to be used with a model of another size.
@@ -311,6 +320,11 @@ class HeadScores:
                 f"these {self.detector!r} scores are for {self.n_layers} layers x {self.n_heads} heads, "
                 f"the model has {n_layers} x {n_heads}"
             )
+
+
+def _with_suffix(path: str | Path) -> Path:
+    path = Path(path)
+    return path if path.suffix == ".safetensors" else path.with_name(path.name + ".safetensors")
 
 
 def _positive(k: int) -> int:

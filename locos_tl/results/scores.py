@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import FORMAT, ResultFileError, read_json, read_jsonl, write_json, write_jsonl
+from .files import FORMAT, ResultFileError, check_format, read_json, read_jsonl, write_json, write_jsonl
 from .head_scores import HeadScores
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_PLAIN_NAME = re.compile(r"[\w+-][\w+. -]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,62 @@ class TrialOutcome:
     trial: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """A row of outcomes.jsonl."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> TrialOutcome:
-        """Raises: ResultFileError when a field is missing or unknown."""
-        try:
-            unknown = set(row) - {f.name for f in fields(cls)}
-            if unknown:
-                raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
-            row = dict(row) | {k: tuple(int(i) for i in row[k]) for k in ("generated_ids", "answer_steps")}
-            return cls(**row)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ResultFileError(f"not a trial outcome: {error}") from error
+    def from_dict(cls, row: Any) -> TrialOutcome:
+        """Read a row of outcomes.jsonl.
+
+        Raises:
+            ResultFileError: when a field is missing, unknown or of the wrong type.
+        """
+        if not isinstance(row, Mapping):
+            raise ResultFileError("not a trial outcome: no JSON object")
+        known = {f.name: f for f in fields(cls)}
+        if unknown := set(row) - set(known):
+            raise ResultFileError(f"not a trial outcome: unknown field {min(map(str, unknown))!r}")
+        values = dict(row)
+        for name, about in known.items():
+            if name in values:
+                values[name] = _checked(name, str(about.type), values[name])
+            elif about.default is MISSING and about.default_factory is MISSING:
+                raise ResultFileError(f"not a trial outcome: no field {name!r}")
+        return cls(**values)
+
+
+_TYPES: Mapping[str, Any] = {
+    "str": str,
+    "bool": bool,
+    "float": float | int,
+    "float | None": float | int | None,
+    "int | None": int | None,
+    "Mapping[str, Any]": Mapping,
+}
+
+
+def _checked(name: str, kind: str, value: Any) -> Any:
+    """The value of an outcome's field, if it is what the field is declared to be."""
+    if kind == "tuple[int, ...]":
+        if isinstance(value, list | tuple) and all(type(i) is int for i in value):
+            return tuple(value)
+    elif isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool)):
+        if "float" not in kind or value is None:
+            return value
+        if abs(value) < 1e15:
+            return float(value)
+    raise ResultFileError(f"not a trial outcome: the field {name!r} must be {kind}, got {repr(value)[:40]}")
+
+
+def _plain_names(names: Iterable[Any], where: Path) -> list[str]:
+    """Detector names, which are file names too."""
+    plain = list(names)
+    for name in plain:
+        if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
+            raise ResultFileError(f"{where}: the detector {str(name)[:40]!r} is not a plain name")
+    if len(set(plain)) < len(plain):
+        raise ResultFileError(f"{where}: a detector is named twice")
+    return plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +127,17 @@ class Scores(Mapping[str, HeadScores]):
 
     @property
     def passed(self) -> int:
+        """Trials that passed the gate."""
         return sum(outcome.passed for outcome in self.outcomes)
 
     @property
     def total(self) -> int:
+        """Trials that were run."""
         return len(self.outcomes)
 
     @property
     def pass_rate(self) -> float:
+        """Passed of total; NaN for a run without trials."""
         return self.passed / self.total if self.total else float("nan")
 
     def to_frame(self) -> pd.DataFrame:
@@ -110,8 +159,14 @@ class Scores(Mapping[str, HeadScores]):
         return f"Scores({', '.join(self.heads)}; {self.passed} of {self.total} trials passed; model {model!r})"
 
     def save(self, folder: str | Path) -> Path:
-        """Write run.json, outcomes.jsonl and scores/<detector>.safetensors into a folder."""
+        """Write run.json, outcomes.jsonl and scores/<detector>.safetensors into a folder.
+
+        Raises:
+            ResultFileError: for a detector whose name cannot be a file name.
+        """
         folder = Path(folder)
+        _plain_names(self, folder)
+        (folder / "run.json").unlink(missing_ok=True)
         write_jsonl(folder / "outcomes.jsonl", (o.to_dict() for o in self.outcomes))
         for name, scores in self.items():
             scores.save(folder / "scores" / f"{name}.safetensors")
@@ -144,13 +199,26 @@ class Scores(Mapping[str, HeadScores]):
         run = read_json(folder / "run.json")
         if not isinstance(run, dict) or run.get("kind") != "Scores" or not isinstance(run.get("detectors"), list):
             raise ResultFileError(f"{folder}/run.json: not a scoring run")
-        if not isinstance(run.get("format"), int) or run["format"] > FORMAT:
-            raise ResultFileError(f"{folder}/run.json: written by a newer locos_tl; update locos_tl")
-        names = [str(name) for name in run["detectors"]]
-        if any("/" in name or "\\" in name or name.startswith(".") for name in names):
-            raise ResultFileError(f"{folder}/run.json: a detector name is not a plain name")
+        check_format(folder / "run.json", run)
+        provenance = run.get("provenance", {})
+        if not isinstance(provenance, Mapping):
+            raise ResultFileError(f"{folder}/run.json: its provenance is no JSON object")
+        names = _plain_names(run["detectors"], folder / "run.json")
         heads = {name: HeadScores.load(folder / "scores" / f"{name}.safetensors") for name in names}
-        outcomes = tuple(TrialOutcome.from_dict(row) for row in read_jsonl(folder / "outcomes.jsonl"))
-        if len(outcomes) != run.get("total"):
-            raise ResultFileError(f"{folder}: {len(outcomes)} outcomes, {run.get('total')} expected")
-        return cls(heads, outcomes, run.get("provenance", {}))
+        scores = cls(heads, _read_outcomes(folder / "outcomes.jsonl"), provenance)
+        if (scores.passed, scores.total) != (run.get("passed"), run.get("total")):
+            raise ResultFileError(
+                f"{folder}: {scores.passed} of {scores.total} outcomes passed, "
+                f"run.json has {run.get('passed')} of {run.get('total')}"
+            )
+        return scores
+
+
+def _read_outcomes(path: Path) -> tuple[TrialOutcome, ...]:
+    outcomes = []
+    for number, row in enumerate(read_jsonl(path), 1):
+        try:
+            outcomes.append(TrialOutcome.from_dict(row))
+        except ResultFileError as error:
+            raise ResultFileError(f"{path}, outcome {number}: {error}") from error
+    return tuple(outcomes)

@@ -19,7 +19,7 @@ Head = tuple[int, int]
 def resample_counts(n_trials: int, n_resamples: int, seed: int) -> Float[Array, "resample trial"]:
     """How often each trial occurs in each bootstrap resample (rows sum to ``n_trials``)."""
     rng = np.random.default_rng(seed)
-    return rng.multinomial(n_trials, np.full(n_trials, 1.0 / n_trials), size=n_resamples).astype(np.float32)
+    return rng.multinomial(n_trials, np.full(n_trials, 1.0 / n_trials), size=n_resamples).astype(np.float64)
 
 
 def resampled_means(
@@ -28,14 +28,15 @@ def resampled_means(
     """The mean over trials in each bootstrap resample, NaN entries left out.
 
     One matrix product in place of an index array per resample: memory is resamples x entries, not
-    resamples x trials x entries as with `scipy.stats.bootstrap` (the test compares the two).
+    resamples x trials x entries as with `scipy.stats.bootstrap` (the test compares the two). In float64:
+    in float32 the interval of a constant would miss the constant.
     """
     n_trials = per_trial.shape[0]
     flat = per_trial.reshape(n_trials, -1)
     present = np.isfinite(flat)
     counts = resample_counts(n_trials, n_resamples, seed)
-    weights = counts @ present.astype(np.float32)
-    sums = counts @ np.where(present, flat, 0.0).astype(np.float32)
+    weights = counts @ present.astype(np.float64)
+    sums = counts @ np.where(present, flat, 0.0).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = sums / weights
     return means.reshape(n_resamples, *per_trial.shape[1:])
@@ -43,7 +44,7 @@ def resampled_means(
 
 def bootstrap_ci(
     per_trial: Float[Array, "trial ..."], level: float = 0.95, n_resamples: int = 1000, seed: int = 0
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+) -> tuple[Float[Array, " ..."], Float[Array, " ..."]]:
     """Percentile bootstrap interval of the mean over trials.
 
     Returns:
@@ -56,7 +57,7 @@ def bootstrap_ci(
     return np.where(empty, np.nan, low), np.where(empty, np.nan, high)
 
 
-def nan_mean(per_trial: Float[Array, "trial ..."]) -> Float[Array, "..."]:
+def nan_mean(per_trial: Float[Array, "trial ..."]) -> Float[Array, " ..."]:
     """Mean over trials in float64, ignoring NaN; NaN where no trial carries a score."""
     present = np.isfinite(per_trial)
     sums = np.where(present, per_trial, 0.0).astype(np.float64).sum(0)
@@ -71,7 +72,7 @@ def rank_heads(score: Float[Array, "layer head"]) -> list[Head]:
     return [(int(i) // score.shape[1], int(i) % score.shape[1]) for i in order if np.isfinite(flat[i])]
 
 
-def layer_mass(score: Float[Array, "layer head"]) -> Float[Array, "layer"]:
+def layer_mass(score: Float[Array, "layer head"]) -> Float[Array, " layer"]:
     """Share of the summed positive scores that each layer holds (all zero if no score is positive)."""
     positive = np.where(np.isfinite(score), score, 0.0).clip(min=0.0).sum(-1)
     total = positive.sum()
@@ -79,7 +80,7 @@ def layer_mass(score: Float[Array, "layer head"]) -> Float[Array, "layer"]:
 
 
 def last_third(score: Float[Array, "layer head"]) -> float:
-    """Share of the positive mass in the last third of the layers."""
+    """Share of the positive mass in the last floor(n / 3) of n layers (0 below three layers)."""
     mass = layer_mass(score)
     return float(mass[len(mass) - len(mass) // 3 :].sum())
 
@@ -117,7 +118,7 @@ def overlap_at_k(a: Sequence[Head], b: Sequence[Head], k: int) -> float:
 
 
 def rank_agreement(
-    a: Float[Array, "layer head"], b: Float[Array, "layer head"], ks: Sequence[int] = (10, 20, 50)
+    a: Float[Array, "layer head"], b: Float[Array, "layer_b head_b"], ks: Sequence[int] = (10, 20, 50)
 ) -> dict[str, float]:
     """Spearman, Kendall and overlap at k of two score maps, over heads that carry both scores.
 

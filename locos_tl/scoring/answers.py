@@ -39,11 +39,7 @@ def answer_steps(tokenizer: Any, generated_ids: Sequence[int], answer: str) -> t
     """Indices into ``generated_ids`` of the tokens that make up the answer; empty when it is not there."""
     ids = list(generated_ids)
     first = _thinking_ends(tokenizer, ids)
-    found = [
-        start
-        for gold in answer_token_ids(tokenizer, answer)
-        if (start := _find(ids, gold, first)) is not None
-    ]
+    found = [start for gold in answer_token_ids(tokenizer, answer) if (start := _find(ids, gold, first)) is not None]
     if found:
         start = min(found)
         length = max(len(g) for g in answer_token_ids(tokenizer, answer) if ids[start : start + len(g)] == g)

@@ -1,6 +1,6 @@
 """Needle against the rest, made comparable by length (arXiv 2607.01002, section 2).
 
-    S = sum_needle - n_needle / (n_keys - n_needle) * sum_off
+S = sum_needle - n_needle / (n_keys - n_needle) * sum_off
 """
 
 from __future__ import annotations

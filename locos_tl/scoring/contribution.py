@@ -37,7 +37,5 @@ def contributions(
     """
     alpha = rearrange(pattern, "(kv_head group) step key -> kv_head group step key", kv_head=values.shape[1])
     Wu = rearrange(directions, "step (kv_head group) d_head -> step kv_head group d_head", kv_head=values.shape[1])
-    written = einsum(
-        Wu, values.float(), "step kv_head group d_head, key kv_head d_head -> kv_head group step key"
-    )
+    written = einsum(Wu, values.float(), "step kv_head group d_head, key kv_head d_head -> kv_head group step key")
     return rearrange(alpha.float() * written, "kv_head group step key -> (kv_head group) step key")

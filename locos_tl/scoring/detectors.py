@@ -58,21 +58,24 @@ def detector(
 @detector("locos", reads=["phi"])
 def locos(m: Measurement) -> Score:
     """Logit-Contribution Scoring: mean over answer steps of Phi+ - Phi- (arXiv 2607.01002, section 2)."""
-    assert m.phi_needle is not None and m.phi_off is not None
+    assert m.phi_needle is not None
+    assert m.phi_off is not None
     return contrast(m.phi_needle, m.phi_off, m.n_needle, m.n_keys).mean(-1)
 
 
 @detector("attention_spatial", reads=["attention"])
 def attention_spatial(m: Measurement) -> Score:
     """The same contrast on attention probabilities: where the head reads, without what it writes."""
-    assert m.alpha_needle is not None and m.alpha_off is not None
+    assert m.alpha_needle is not None
+    assert m.alpha_off is not None
     return contrast(m.alpha_needle, m.alpha_off, m.n_needle, m.n_keys).mean(-1)
 
 
 @detector("dla", reads=["phi"])
 def dla(m: Measurement) -> Score:
     """Direct logit attribution of the head: mean over answer steps of phi summed over all keys."""
-    assert m.phi_needle is not None and m.phi_off is not None
+    assert m.phi_needle is not None
+    assert m.phi_off is not None
     return (m.phi_needle + m.phi_off).mean(-1)
 
 
@@ -112,7 +115,9 @@ def headkv(m: Measurement) -> Score:
     return m.window_mass.amax(-1)
 
 
-def random_scores(n_layers: int, n_heads: int, seeds: Iterable[int] = RANDOM_SEEDS) -> Float[np.ndarray, "seed layer head"]:
+def random_scores(
+    n_layers: int, n_heads: int, seeds: Iterable[int] = RANDOM_SEEDS
+) -> Float[np.ndarray, "seed layer head"]:
     """Uniform random scores, one map per seed: the control every detector has to beat."""
     maps = [np.random.default_rng(seed).random((n_layers, n_heads), dtype=np.float32) for seed in seeds]
     return np.stack(maps)

@@ -79,7 +79,7 @@ def phi(
     model.extend(cache, trial.prompt_ids[:start])
     cache.mark()
     hooks = exact_hooks(model, rows, post_scales.__setitem__, final.append) if variant == "exact" else []
-    model.segment(ids[start:n_positions], cache, read, hooks)
+    model.segment(ids[start:n_positions], cache, read, hooks, last_only=True)
     if variant == "exact":
         out /= exact_scale(model.n_layers, post_scales, final[0])[:, None, :, None]
     return out

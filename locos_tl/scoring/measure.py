@@ -129,7 +129,7 @@ def measure(
     # The query that produces generated token t is the token before it; the last one queries nothing.
     segment = ids[start:-1] if generated_ids else ids[start:]
     reader = _Reader(model, trial, start, len(segment), ids, tuple(answer_steps), reads, variant)
-    model.segment(segment, cache, reader.read, reader.hooks())
+    model.segment(segment, cache, reader.read, reader.hooks(), last_only=True)
     return reader.result()
 
 

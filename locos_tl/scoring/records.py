@@ -86,7 +86,7 @@ class RecordStore:
         try:
             outcome = TrialOutcome.from_dict(meta["outcome"])
             return TrialRecord(outcome, _named(arrays, "score/"), _named(arrays, "seen/"))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ResultFileError) as error:
             raise ResultFileError(f"{path}: not a trial record ({error}); delete it and run again") from error
 
     def write(self, trial: Trial, record: TrialRecord) -> None:

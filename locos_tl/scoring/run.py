@@ -97,6 +97,8 @@ def score_heads(
     with ExitStack() as stack:
         store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None
         if store is not None:
+            # The folder counts as finished again when this run is: an older result must not outlive its trials.
+            (store.folder / "run.json").unlink(missing_ok=True)
             save_trials(store.folder / "trials.jsonl", ready)
         records = _run_all(model, ready, plan, store, progress)
         scores = collect(model, ready, records, plan, settings, with_random)
@@ -136,7 +138,7 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
 
         cache, decoding = decode_trial(model, trial, plan.max_new_tokens, rewind_to=start, enough=enough)
         generated = decoding.ids
-        told = {
+        told: dict[str, Any] = {
             "stop_token_id": decoding.stop_token_id,
             "stopped_early": decoding.stopped_early,
             "min_margin": round(min(decoding.margins), 5),
@@ -168,14 +170,14 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
             cache.mark()
         model.extend(cache, trial.prompt_ids[:start])
         cache.mark()
-    measured = measure(
-        model, trial, cache, generated if passed else (), steps if passed else (), reads, plan.variant
-    )
+    measured = measure(model, trial, cache, generated if passed else (), steps if passed else (), reads, plan.variant)
     counting = [d for d in plan.detectors if passed or not d.gated]
     scores = {d.name: d.score(measured).float().numpy() for d in counting}
     shape = (model.n_layers, model.n_heads)
     seen = {
-        d.name: np.broadcast_to((measured.window_seen if "window" in d.reads else measured.seen).numpy()[:, None], shape)
+        d.name: np.broadcast_to(
+            (measured.window_seen if "window" in d.reads else measured.seen).numpy()[:, None], shape
+        )
         for d in counting
     }
     return TrialRecord(outcome, scores, seen)

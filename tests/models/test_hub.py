@@ -27,7 +27,7 @@ def test_refused_connection_is_quick(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     started = time.monotonic()
     assert not hub.hub_reachable()
-    with pytest.raises(FileNotFoundError, match="neither|cannot be reached"):
+    with pytest.raises(FileNotFoundError, match="cannot be reached"):
         hub.checkpoint_for("someone/a-model")
     assert time.monotonic() - started < 5
 

@@ -26,9 +26,7 @@ def test_rewind(tiny_model, family, n_prompt):
     wanted = model.segment(IDS[: n_prompt + 2], None, lambda read: whole.__setitem__(read.layer, read))
     torch.testing.assert_close(logits, wanted[back:], atol=1e-4, rtol=1e-4)
     for layer, read in reads.items():
-        torch.testing.assert_close(
-            read.pattern, whole[layer].pattern[:, back:, read.first_key :], atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(read.pattern, whole[layer].pattern[:, back:, read.first_key :], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(read.values, whole[layer].values[read.first_key :], atol=1e-5, rtol=1e-4)
         assert read.first_key + read.pattern.shape[-1] == n_prompt + 2
         assert (whole[layer].pattern[:, back:, : read.first_key] == 0).all()

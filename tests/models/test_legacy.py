@@ -71,7 +71,7 @@ def test_folded_weights_refuse_the_paper_variant():
     plain = load_model(twin, tokenizer=tiny.tokenizer())
     trial = tiny.trial()
     wanted = score_heads(plain, trial, ["locos"], variant="folded")["locos"].per_trial
-    twin.process_weights_(fold_ln=True, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
+    twin = legacy.hooked_transformer(tiny.hf_model("llama"), "llama", fold_ln=True)
     folded = load_model(twin, tokenizer=tiny.tokenizer())
     assert folded.info.processing["fold_ln"]
     with pytest.raises(ValueError, match="from_pretrained_no_processing"):
@@ -79,3 +79,27 @@ def test_folded_weights_refuse_the_paper_variant():
     got = score_heads(folded, trial, ["locos"], variant="folded")["locos"]
     np.testing.assert_allclose(got.per_trial, wanted, atol=1e-4 * np.abs(wanted).max())
     assert got.provenance["model"]["processing"]["fold_ln"]
+
+
+@pytest.mark.bundled
+def test_golden_scores_with_a_hooked_transformer():
+    """The bundled model as a HookedTransformer gives the released code's scores, decoding included."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from locos_tl.models.bundled import ensure
+    from tests.scoring import test_golden as golden
+
+    folder = str(ensure("smollm2-135m"))
+    hf = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    model = load_model(
+        legacy.hooked_transformer(hf, "llama", n_ctx=1024), tokenizer=AutoTokenizer.from_pretrained(folder)
+    )
+    rows, trials, arrays = golden.read("smollm2_135m_instruct")
+    keep = [1, 6]
+    scores = score_heads(model, [trials[i] for i in keep])
+    for i, outcome in zip(keep, scores.outcomes, strict=True):
+        assert list(outcome.generated_ids) == rows[i]["generated_ids"]
+    places = [list(arrays["passing_trial_index"]).index(i) for i in keep]
+    for ours in ("locos", "attention_spatial", "dla", "wu"):
+        wanted = arrays[golden.MATRICES[ours]]
+        assert np.abs(scores[ours].per_trial - wanted[places]).max() <= 1e-4 * np.abs(wanted).max(), ours

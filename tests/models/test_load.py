@@ -117,7 +117,11 @@ def test_rope_scaling_is_kept():
 
     torch.manual_seed(0)
     scaling = {
-        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     }
     config = LlamaConfig(**tiny._COMMON, num_hidden_layers=2, rope_parameters=scaling)

@@ -20,7 +20,9 @@ class Reference:
             _, cache = model.hooked.run_with_cache(torch.tensor([self.ids]))
         self.pattern = [cache[f"blocks.{layer}.attn.hook_pattern"][0].double() for layer in range(model.n_layers)]
         self.values = [
-            cache[f"blocks.{layer}.attn.hook_v"][0].double().reshape(len(self.ids), model.n_key_value_heads, model.d_head)
+            cache[f"blocks.{layer}.attn.hook_v"][0]
+            .double()
+            .reshape(len(self.ids), model.n_key_value_heads, model.d_head)
             for layer in range(model.n_layers)
         ]
 
@@ -33,7 +35,9 @@ class Reference:
         return alpha * float(self.values[layer][key, head // group] @ W_O @ u)
 
     def per_head(self, score: Any) -> np.ndarray:
-        return np.array([[score(layer, head) for head in range(self.model.n_heads)] for layer in range(self.model.n_layers)])
+        return np.array(
+            [[score(layer, head) for head in range(self.model.n_heads)] for layer in range(self.model.n_layers)]
+        )
 
     def _contrast(self, weight: Any) -> float:
         start, end = self.trial.needle_span

@@ -30,7 +30,11 @@ def test_contrast_by_hand():
 
 @settings(max_examples=30, deadline=None)
 @given(
-    kv=st.integers(1, 3), group=st.integers(1, 3), steps=st.integers(1, 3), keys=st.integers(2, 9), seed=st.integers(0, 99)
+    kv=st.integers(1, 3),
+    group=st.integers(1, 3),
+    steps=st.integers(1, 3),
+    keys=st.integers(2, 9),
+    seed=st.integers(0, 99),
 )
 def test_grouped_equals_expanded(kv, group, steps, keys, seed):
     """Repeating each KV head for its group of query heads changes nothing."""

@@ -1,4 +1,4 @@
-"""A transformer built by hand, whose only path from needle to answer is one head that reads one token and writes another.
+"""A transformer built by hand: its only path from needle to answer is one head that reads one token, writes another.
 
 The needle holds a cue token; the planted head attends to the cue and writes the answer, which occurs
 nowhere in the prompt. A second head attends to the same place and writes nothing; a third copies the
@@ -49,7 +49,7 @@ def planted():
 
 
 def _attend(model, head, wanted):
-    """Queries from the question token match keys that carry ``wanted``; rotary base 1e12 leaves high pairs unrotated."""
+    """The question token's query matches keys that carry ``wanted``; at base 1e12 high pairs hardly rotate."""
     layer, index = head
     attention, row = model.model.layers[layer].self_attn, 16 * index + 7
     attention.q_proj.weight[row, 2] = 6.0
@@ -70,9 +70,7 @@ def scores(planted):
         words = [w if w not in (CUE, ASK, COPIED, ANSWER) else 50 for w in tiny.words(40, seed=seed)]
         words[10 + seed], words[12 + seed] = CUE, COPIED
         words[-1] = ASK
-        trials.append(
-            Trial.from_ids(words, needle=(9 + seed, 14 + seed), answer="Yuki", trial_id=f"planted-{seed}")
-        )
+        trials.append(Trial.from_ids(words, needle=(9 + seed, 14 + seed), answer="Yuki", trial_id=f"planted-{seed}"))
     return score_heads(planted, trials, max_new_tokens=1)
 
 

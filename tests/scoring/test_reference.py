@@ -1,4 +1,4 @@
-"""Every detector on every architecture family against the slow reference (rows A01, A05, A15, A21 and the master identity)."""
+"""Every detector on every family against the slow reference (A01, A05, A15, A21 and the master identity)."""
 
 from __future__ import annotations
 

@@ -48,6 +48,16 @@ def test_zero_passing_is_an_error_that_shows_answers(tiny_model, tmp_path):
     assert only["headkv"].n_trials == 4
 
 
+def test_an_older_result_does_not_outlive_its_trials(tiny_model, tmp_path):
+    """A13: a second run into the same folder whose trials all fail leaves no finished run behind."""
+    model = tiny_model("llama")
+    score_heads(model, PASSING, out=tmp_path)
+    with pytest.raises(NoTrialPassed):
+        score_heads(model, FAILING, out=tmp_path)
+    with pytest.raises(ResultFileError, match="not a finished run"):
+        Scores.load(tmp_path)
+
+
 def test_random_is_one_map_per_seed(tiny_model):
     scores = score_heads(tiny_model("llama"), PASSING, ["random"])["random"]
     assert scores.trial_ids == ("seed-42", "seed-43", "seed-44")
@@ -86,7 +96,11 @@ def test_same_run_twice_is_byte_identical(tiny_model, tmp_path):
     """A28."""
     for name in ("a", "b"):
         score_heads(tiny_model("gemma3"), PASSING, out=tmp_path / name)
-    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.suffix in (".safetensors", ".json", ".jsonl"))
+    files = sorted(
+        p.relative_to(tmp_path / "a")
+        for p in (tmp_path / "a").rglob("*")
+        if p.suffix in (".safetensors", ".json", ".jsonl")
+    )
     assert len(files) > 8
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
@@ -208,7 +222,9 @@ def test_memory_does_not_grow_with_trials(tiny_model):
 def test_untrained_model_fails_the_gate(tiny_model):
     """A13: a random model with real decoding."""
     with pytest.raises(NoTrialPassed, match="0 of 5"):
-        score_heads(tiny_model("qwen3"), [replace(tiny.trial(n), generated_ids=None) for n in range(30, 35)], max_new_tokens=6)
+        score_heads(
+            tiny_model("qwen3"), [replace(tiny.trial(n), generated_ids=None) for n in range(30, 35)], max_new_tokens=6
+        )
 
 
 def test_halves_of_the_trials_are_compared(bundled_scores):

@@ -1,0 +1,46 @@
+"""Small results with known numbers: no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from locos_tl.results.head_scores import HeadScores
+from locos_tl.results.scores import Scores, TrialOutcome
+
+
+def head_scores(values: Any, **fields: Any) -> HeadScores:
+    """HeadScores from nested lists [trial, layer, head]."""
+    array = np.asarray(values, np.float32)
+    defaults: dict[str, Any] = {
+        "detector": "locos",
+        "trial_ids": tuple(f"t{i}" for i in range(len(array))),
+        "n_total": len(array),
+        "n_key_value_heads": 1,
+    }
+    return HeadScores(per_trial=array, **(defaults | fields))
+
+
+def random_scores(n_trials: int = 5, n_layers: int = 3, n_heads: int = 4, seed: int = 0, **fields: Any) -> HeadScores:
+    rng = np.random.default_rng(seed)
+    return head_scores(rng.normal(size=(n_trials, n_layers, n_heads)), **({"n_key_value_heads": 2} | fields))
+
+
+def outcome(trial_id: str = "t0", passed: bool = True, **fields: Any) -> TrialOutcome:
+    defaults: dict[str, Any] = {
+        "gate_value": 100.0 if passed else 0.0,
+        "generated_ids": (7, 8, 3),
+        "generated_text": "the character Yuki",
+        "answer_steps": (2,) if passed else (),
+        "answer": "Yuki",
+        "trial": {"question": "Who — «é» \u2028?", "depth": 0.5, "literal": None},
+    }
+    return TrialOutcome(trial_id, passed, **(defaults | fields))
+
+
+def run(detectors: tuple[str, ...] = ("locos", "wu"), n_passed: int = 3, n_total: int = 5, **fields: Any) -> Scores:
+    """A scoring run in which the first trials passed."""
+    heads = {name: random_scores(n_passed, seed=i, detector=name, n_total=n_total) for i, name in enumerate(detectors)}
+    outcomes = tuple(outcome(f"t{i}", i < n_passed) for i in range(n_total))
+    return Scores(heads, outcomes, {"model": {"name": "tiny", "revision": "r1"}} | fields)
