@@ -1,0 +1,1 @@
+"""A causal language model in TransformerLens hooks."""
