@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def trial_of(model: Any, n_tokens: int) -> Any:
@@ -102,3 +103,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def fill_docs(page: str, name: str, text: str) -> None:
+    """Put ``text`` between the ``<!-- name -->`` marks of a docs page."""
+    path = DOCS / page
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, rest = path.read_text(encoding="utf-8").split(start)
+    path.write_text(f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")

@@ -44,3 +44,31 @@ def run(n: int = 584, seed: int = 7) -> list[dict[str, Any]]:
         {"by": by, "value": value, "passed": sum(oks), "trials": len(oks), "rate": sum(oks) / len(oks)}
         for (by, value), oks in sorted(found.items())
     ]
+
+
+KINDS = ("onehop", "twohop", "literal")
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """The docs' tables: kinds as columns; lengths, relations, depths and name lengths as rows."""
+    cells = {(row["by"], row["value"]): row for row in rows}
+
+    def share(by: str, value: str) -> str:
+        row = cells.get((by, value))
+        return "" if row is None else f"{row['rate']:.0%} ({row['passed']}/{row['trials']})"
+
+    def by_kind(what: str) -> str:
+        by = f"kind, {what}"
+        values = sorted(
+            {v.split(", ")[1] for b, v in cells if b == by}, key=lambda v: (len(v) if v.isdigit() else 0, v)
+        )
+        lines = [f"| {what} | " + " | ".join(KINDS) + " |", "|---|---|---|---|"]
+        lines += [f"| {v} | " + " | ".join(share(by, f"{kind}, {v}") for kind in KINDS) + " |" for v in values]
+        return "\n".join(lines)
+
+    overall = "| | " + " | ".join(KINDS) + " |\n|---|---|---|---|\n| all | "
+    overall += " | ".join(share("kind", kind) for kind in KINDS) + " |"
+    others = ["| | passed |", "|---|---|"]
+    others += [f"| depth {value} | {share(by, value)} |" for by, value in sorted(cells) if by == "depth"]
+    others += [f"| name of {v} token(s) | {share(by, v)} |" for by, v in sorted(cells) if by == "tokens in the name"]
+    return "\n\n".join([overall, by_kind("length"), by_kind("relation"), "\n".join(others)])
