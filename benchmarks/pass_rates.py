@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 
-def run(n: int = 584, seed: int = 7) -> list[dict[str, Any]]:
+def run(n: int = 260, seed: int = 7) -> list[dict[str, Any]]:
     """Gate only (no scoring): every needle in every kind, balanced over lengths, depths and names."""
     from locos_tl import load_model, load_trials
     from locos_tl.progress import progress_bar

@@ -27,7 +27,7 @@ class _Root(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("\nstopped; finished trials are kept, the same command resumes", err=True)
+            typer.echo("\nstopped (a scoring run keeps its finished trials; the same command resumes it)", err=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # A reader like `head` went away; nothing of ours is lost.
@@ -43,6 +43,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Models that install from PyPI.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+
+FEW_TRIALS = 20
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps ...; default: a GPU if there is one.")]
@@ -94,7 +96,7 @@ def check(
     model: Annotated[str, typer.Argument(help="Bundled name, Hub id or local folder.")],
     device: Device = None,
     dtype: Dtype = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of the probe prompt.")] = None,
+    length: Annotated[int | None, typer.Option(min=8, help="Tokens of the probe prompt.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a model with plain transformers and with the identities that scores rest on.
@@ -301,6 +303,8 @@ def _print_scores(scores: Scores, top: int, as_json: bool) -> None:
     agreement = scores[main_detector].split_half()
     if math.isfinite(agreement):
         typer.echo(f"rank correlation of two halves of the trials: {agreement:.2f}")
+    if scores.passed < FEW_TRIALS:
+        typer.echo(f"only {scores.passed} trial(s) passed: mind the intervals, ask for more with --n")
 
 
 def _print_check(report: CheckReport) -> None:

@@ -279,12 +279,12 @@ REFUSED = {
     "trials": (("--trials", "nolimit"), "unknown trials 'nolimit'; choose from nonliteral, nolima, niah"),
     "trials file": (("--trials", "gone.jsonl"), "gone.jsonl: no such file"),
     "lengths": (("--lengths", "64,x"), "--lengths takes numbers with commas between them, got '64,x'"),
-    "length": (("--lengths", "64,-1"), "length -1 is not positive"),
+    "length": (("--lengths", "64,-1"), "length -1 is not a positive"),
     "no length": (("--lengths", ","), "at least one length"),
     "fractions": (("--lengths", "64.5"), "--lengths takes numbers"),
     "depths": (("--depths", "0;1"), "--depths takes numbers with commas between them, got '0;1'"),
     "depth": (("--depths", "50"), "depth 50.0 is outside 0 to 1 (50 % is 0.5)"),
-    "kinds": (("--kinds", "onehop,threehop"), "unknown kind ['threehop']; choose from"),
+    "kinds": (("--kinds", "onehop,threehop"), "unknown kind 'threehop'; choose from"),
     "option of another set": (("--trials", "niah", "--kinds", "onehop"), "'niah' have no option 'kinds'"),
     "path": (("--trials", "niah", "--path", "gone"), "gone"),
     "haystack": (("--haystack", "gone.txt"), "gone.txt"),
@@ -339,7 +339,8 @@ def test_score_writes_a_run_and_prints_it(call, tiny_loaded, tmp_path):
     assert lines[1] == "top 3 heads by locos"
     assert lines[2].split() == ["rank", "layer", "head", "score", "ci_low", "ci_high", "kv_group"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
-    assert lines[6] == f"written to {tmp_path / 'run'}; look at it with: locos-tl report {tmp_path / 'run'}"
+    assert lines[6] == "only 1 trial(s) passed: mind the intervals, ask for more with --n"
+    assert lines[7] == f"written to {tmp_path / 'run'}; look at it with: locos-tl report {tmp_path / 'run'}"
     assert "nan" not in told.out
     run = json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=pytest.fail)
     assert (run["passed"], run["total"]) == (1, 5)
@@ -429,7 +430,7 @@ def test_a_stopped_run_resumes_to_the_same_files(call, tiny_loaded, tmp_path, mo
     monkeypatch.setattr(run, "score_trial", score_trial)
     told = call("score", "m", "--trials", given, "--out", tmp_path / "run")
     assert told.code == 130
-    assert told.err.strip() == "stopped; finished trials are kept, the same command resumes"
+    assert told.err.strip() == "stopped (a scoring run keeps its finished trials; the same command resumes it)"
     assert "Traceback" not in told.err
     assert not (tmp_path / "run" / "run.json").exists()
     assert "no run.json, so not a finished run" in one_line(call("report", tmp_path / "run"))
@@ -449,7 +450,7 @@ def test_other_settings_do_not_mix_into_a_run(call, tiny_loaded, tmp_path):
 
 
 def test_no_passing_trial_is_an_error_and_no_ranking(call, tiny_loaded, tmp_path):
-    """A13: "0 of 5" on stderr, a non-zero exit code, no run.json, no score file, no mean of nothing."""
+    """A13: "0 of 5" on stderr, a non-zero exit code, no ranking of gated detectors, no mean of nothing."""
     given = trials_file(tmp_path, *[FAILS] * 5)
     told = call("score", "m", "--trials", given, "--out", tmp_path / "run")
     assert told.code == 2
@@ -459,10 +460,10 @@ def test_no_passing_trial_is_an_error_and_no_ranking(call, tiny_loaded, tmp_path
     assert "Who 0?" in told.err
     assert "Traceback" not in told.err
     assert "nan" not in told.err.lower()
-    left = files_of(tmp_path / "run")
-    assert "run.json" not in left
-    assert not [name for name in left if name.startswith("scores/")]
-    assert "no run.json" in one_line(call("report", tmp_path / "run"))
+    kept = {p.name for p in (tmp_path / "run" / "scores").iterdir()}
+    assert kept == {"headkv.safetensors", "random.safetensors"}
+    assert call("report", tmp_path / "run").code == 0  # the failed answers can be looked at
+    assert "0 of 5 trials passed" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert call("score", "m", "--trials", given, "--out", tmp_path / "run").code == 2  # resumed: still an error
 
 

@@ -44,6 +44,8 @@ def heatmap(
     Raises:
         ValueError: for a negative ``top_k`` or a ``limit`` that does not enclose 0.
     """
+    if not isinstance(scores, HeadScores):
+        raise ValueError(f"heatmap draws one detector's HeadScores, got {type(scores).__name__}: scores['locos']")
     if top_k < 0:
         raise ValueError(f"top_k must be 0 or more, got {top_k}")
     score = np.where(np.isfinite(scores.mean), scores.mean, np.nan).astype(np.float32)

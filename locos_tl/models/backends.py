@@ -7,6 +7,7 @@ hands out weights in one layout: ``W_O[head, d_head, d_model]`` and unembedding 
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -229,6 +230,17 @@ class FusedView:
         native = None if cache is None else cache.native
         out = self.model(input_ids=ids, past_key_values=native, use_cache=native is not None, **extra)
         return out.logits[0, -1:] if last_only else out.logits[0]
+
+
+def weights_fingerprint(model: nn.Module, samples: int = 256) -> str:
+    """Short hash of a spread of entries of every parameter."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = parameter.detach().reshape(-1)
+        stride = max(1, flat.numel() // samples) | 1  # odd, so that it walks through rows and columns alike
+        digest.update(f"{tuple(parameter.shape)}{parameter.dtype}".encode())
+        digest.update(flat[::stride].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def shared_copy(model: nn.Module, attention: str) -> nn.Module:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .hooked import HookedModel, LayerRead
 
 
+PROBE_LIMIT = 2048
+"""Longest probe prompt: a check keeps every pattern, which is quadratic in length."""
+
+
 @dataclass(frozen=True)
 class CheckRow:
     """One comparison: the largest error found against the largest allowed."""
@@ -86,6 +90,9 @@ def check_model(model: HookedModel, *, quick: bool = False, length: int | None =
         quick: only cached-against-uncached and `hook_v` against the cache.
         length: tokens of the probe prompt; default: a little over the smallest sliding window when
             that is at most 1,024, else 24.
+
+    Raises:
+        ValueError: for a length below 8 or above what a check can hold.
     """
     probe = _Probe(model, _probe_ids(model, length, quick))
     checks: list[Callable[[_Probe], CheckRow]] = [_cached_step, _values_read]
@@ -290,7 +297,10 @@ def _probe_ids(model: HookedModel, length: int | None, quick: bool) -> list[int]
     if length is None:
         windows = [w for w in model.windows if w is not None and w <= 1024]
         length = min(windows) + 16 if windows and not quick else 24
-    limit = model.geometry.n_ctx
-    length = max(8, min(length, limit or length))
+    else:
+        longest = min(model.geometry.n_ctx or PROBE_LIMIT, PROBE_LIMIT)
+        if not 8 <= length <= longest:
+            raise ValueError(f"the probe prompt must have 8 to {longest} tokens, got {length}")
+    length = min(length, model.geometry.n_ctx or length)
     d_vocab = model.geometry.d_vocab
     return [(7919 * (i + 1) + 31 * i * i) % (d_vocab - 1) for i in range(length)]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .backends import CHUNK, Backend, FusedView, Geometry, Hook
+from .backends import CHUNK, Backend, FusedView, Geometry, Hook, weights_fingerprint
 from .kvcache import KVCache, attended_values
 from .norms import LinearNorm
 
@@ -173,6 +173,13 @@ class HookedModel:
         if layer not in self._norms:
             self._norms[layer] = self.backend.post_attention_norm(layer)
         return self._norms[layer]
+
+    def weights_fingerprint(self) -> str:
+        """Short hash of a spread of entries of every weight as it is now, in whichever way it got there.
+
+        Equal on every machine. An edit of a few single numbers can escape it; an edited head cannot.
+        """
+        return weights_fingerprint(self.hooked)
 
     # --- running --------------------------------------------------------------------------------
 

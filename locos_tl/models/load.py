@@ -59,23 +59,54 @@ def load_model(
 def _from_name(
     source: str | Path, device: Any, dtype: Any, device_map: Any, revision: str | None
 ) -> tuple[Any, Any, ModelInfo]:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    device, dtype = _usable_device(device), _usable_dtype(dtype)
     if str(source) in BUNDLED:
         folder, local, found = str(ensure(str(source))), True, BUNDLED[str(source)].checkpoint_sha256
         revision = None
     else:
         folder, local = checkpoint_for(source, revision)
         found = revision or ""
-    options: dict[str, Any] = {"dtype": dtype or "auto", "local_files_only": local, "revision": revision}
+    options: dict[str, Any] = {"dtype": dtype, "local_files_only": local, "revision": revision}
     if device_map is not None:
         options["device_map"] = device_map
-    hf_model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local, revision=revision)
+    try:
+        hf_model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    except SafetensorError as error:
+        raise ValueError(f"{source}: its weights cannot be read ({error}); fetch the checkpoint again") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local, revision=revision)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"{source}: no usable tokenizer there ({str(error).splitlines()[0][:120]}); "
+            "load it yourself and give load_model((model, tokenizer))"
+        ) from error
     if device_map is None:
         hf_model = hf_model.to(device or default_device())
     commit = getattr(hf_model.config, "_commit_hash", None)
     return hf_model, tokenizer, ModelInfo(str(source), revision=commit or found or None)
+
+
+def _usable_device(device: Any) -> torch.device | None:
+    """The device, tried out before any weight is read."""
+    if device is None:
+        return None
+    try:
+        torch.empty(1, device=device)
+        return torch.device(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
+def _usable_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
+    if dtype is None or dtype == "auto":
+        return "auto"
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype {dtype!r} is not a floating-point type like float32, bfloat16 or float16")
+    return found
 
 
 def default_device() -> torch.device:
@@ -111,7 +142,6 @@ def _from_object(source: Any, tokenizer: Any) -> HookedModel:
 def _from_hf(hf_model: Any, tokenizer: Any, info: ModelInfo) -> HookedModel:
     from transformer_lens.model_bridge import TransformerBridge
 
-    hf_model.eval()
     hooked: Any = shared_copy(hf_model, "eager")
     hooked.config.architectures = [type(hf_model).__name__]
     try:

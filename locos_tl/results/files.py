@@ -32,9 +32,11 @@ def write_atomic(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, f"{error.strerror}, while writing", str(path)) from error
         raise
 
 
@@ -72,7 +74,7 @@ def read_json(path: Path) -> Any:
         ResultFileError: when the file is missing, not UTF-8, not JSON, holds NaN or repeats a key.
     """
     try:
-        return _strict(path.read_bytes().decode())
+        return _strict(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         raise ResultFileError(f"{path}: no such file") from None
     except (ValueError, OSError, RecursionError) as error:
@@ -115,7 +117,7 @@ def read_jsonl(path: Path) -> Iterator[Any]:
         ResultFileError: naming the line that cannot be read.
     """
     try:
-        lines = path.read_bytes().decode().split("\n")
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except FileNotFoundError:
         raise ResultFileError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -177,6 +177,7 @@ class Scores(Mapping[str, HeadScores]):
                 "format": FORMAT,
                 "kind": "Scores",
                 "detectors": list(self.heads),
+                "holds": {name: held.detector for name, held in self.items()},
                 "passed": self.passed,
                 "total": self.total,
                 "provenance": self.provenance,
@@ -205,6 +206,10 @@ class Scores(Mapping[str, HeadScores]):
             raise ResultFileError(f"{folder}/run.json: its provenance is no JSON object")
         names = _plain_names(run["detectors"], folder / "run.json")
         heads = {name: HeadScores.load(folder / "scores" / f"{name}.safetensors") for name in names}
+        holds = run["holds"] if isinstance(run.get("holds"), Mapping) else {}
+        for name, held in heads.items():
+            if held.detector != holds.get(name, held.detector):
+                raise ResultFileError(f"{folder}/scores/{name}.safetensors: holds the scores of {held.detector!r}")
         scores = cls(heads, _read_outcomes(folder / "outcomes.jsonl"), provenance)
         if (scores.passed, scores.total) != (run.get("passed"), run.get("total")):
             raise ResultFileError(

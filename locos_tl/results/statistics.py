@@ -122,6 +122,8 @@ def rank_agreement(
 ) -> dict[str, float]:
     """Spearman, Kendall and overlap at k of two score maps, over heads that carry both scores.
 
+    For the overlap, k shrinks to the number of heads with a score other than 0 where there are fewer.
+
     Raises:
         ValueError: when the maps have different shapes.
     """
@@ -136,8 +138,9 @@ def rank_agreement(
         "spearman": float(stats.spearmanr(x, y).statistic) if varied else float("nan"),
         "kendall": float(stats.kendalltau(x, y).statistic) if varied else float("nan"),
     }
-    first, second = rank_heads(np.where(both, a, np.nan)), rank_heads(np.where(both, b, np.nan))
-    return found | {f"overlap@{k}": overlap_at_k(first, second, k) for k in ks if k <= len(first)}
+    # Heads that score exactly 0 (most of them, for sparse scores like wu) are tied: no top k holds them.
+    first, second = (rank_heads(np.where(both & (score != 0), score, np.nan)) for score in (a, b))
+    return found | {f"overlap@{k}": overlap_at_k(first, second, k) for k in ks if k <= both.sum()}
 
 
 def by_kv_group(score: Float[Array, "... head"], n_key_value_heads: int) -> Float[Array, "... kv_head"]:

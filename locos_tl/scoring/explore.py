@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,8 @@ from ..trials.trial import Trial
 from .answers import answer_steps
 from .contribution import contributions, ov_directions
 from .measure import decode_trial, exact_hooks, exact_scale, segment_start, target_directions
+
+log = logging.getLogger(__name__)
 
 
 def generate(model: HookedModel, trial: Trial, max_new_tokens: int = 50) -> Trial:
@@ -27,7 +30,7 @@ def phi(
     trial: Trial,
     *,
     target: int | str | Sequence[int] | None = None,
-    steps: Sequence[int] | None = None,
+    steps: int | Sequence[int] | None = None,
     variant: str = "paper",
     max_new_tokens: int = 50,
 ) -> Float[Tensor, "layer head step position"]:
@@ -38,7 +41,7 @@ def phi(
         trial: its ``generated_ids`` are used if given, else the model decodes.
         target: the token y whose logit is asked about: an id, a text of one token, or one id per step;
             default: the token generated at each step.
-        steps: decode steps; step t is the query that produces generated token t, step 0 the last prompt
+        steps: decode steps, one or several; step t is the query that produces generated token t, step 0 the last prompt
             token. Default: the answer steps, or step 0 where the answer was not generated.
         variant: "paper", "folded" or "exact"; see `score_heads`.
 
@@ -49,16 +52,24 @@ def phi(
     Raises:
         ValueError: for a step that was not generated, or a text that is not one token.
     """
+    if not isinstance(trial, Trial):
+        raise ValueError(f"phi takes one Trial, got {type(trial).__name__}: give trials[0]")
+    fixed = None if target is None else _as_ids(model, target)
     if trial.generated_ids is None:
         trial = generate(model, trial, max_new_tokens)
     generated = trial.generated_ids or ()
     if steps is None:
-        steps = answer_steps(model.tokenizer, generated, trial.answer) or (0,)
-    steps = [int(step) for step in steps]
+        steps = answer_steps(model.tokenizer, generated, trial.answer) if model.tokenizer is not None else ()
+        if not steps:
+            log.warning("trial %r: the answer was not generated, so this is phi at step 0", trial.trial_id)
+            steps = (0,)
+    steps = [steps] if isinstance(steps, int) else [int(step) for step in steps]
     ids, n = (*trial.prompt_ids, *generated), trial.n_tokens
     if not steps or min(steps) < 0 or max(steps) > len(generated) or (target is None and max(steps) >= len(generated)):
         raise ValueError(f"steps {steps} do not fit {len(generated)} generated tokens")
-    targets = _targets(model, target, steps, ids[n:])
+    targets = [ids[n + step] for step in steps] if fixed is None else fixed * (len(steps) if len(fixed) == 1 else 1)
+    if len(targets) != len(steps):
+        raise ValueError(f"{len(targets)} targets for {len(steps)} steps")
     start = segment_start(trial, window=False)
     n_positions = n + max(steps)
     rows = [n - 1 + step - start for step in steps]
@@ -85,19 +96,19 @@ def phi(
     return out
 
 
-def _targets(
-    model: HookedModel, target: int | str | Sequence[int] | None, steps: Sequence[int], generated: Sequence[int]
-) -> list[int]:
-    if target is None:
-        return [generated[step] for step in steps]
+def _as_ids(model: HookedModel, target: int | str | Sequence[int]) -> list[int]:
+    """Target token ids from an id, a text of one token, or ids."""
     if isinstance(target, str):
+        if model.tokenizer is None:
+            raise ValueError(f"{model.info.name} has no tokenizer, so a target must be a token id")
         found = model.tokenizer(target, add_special_tokens=False)["input_ids"]
         if len(found) != 1:
-            raise ValueError(f"{target!r} is {len(found)} tokens for this tokenizer; a target is one (try ' {target}')")
-        return [int(found[0])] * len(steps)
-    targets = [int(target)] * len(steps) if isinstance(target, int) else [int(t) for t in target]
-    if len(targets) != len(steps):
-        raise ValueError(f"{len(targets)} targets for {len(steps)} steps")
-    if not all(0 <= t < model.geometry.d_vocab for t in targets):
+            hint = (
+                "" if not target.strip() or target.startswith(" ") else f"; inside a text it would be {' ' + target!r}"
+            )
+            raise ValueError(f"{target!r} is {len(found)} tokens for this tokenizer; a target is one{hint}")
+        return [int(found[0])]
+    ids = [int(t) for t in target] if isinstance(target, Sequence) else [int(target)]
+    if not all(0 <= t < model.geometry.d_vocab for t in ids):
         raise ValueError(f"a target is outside the vocabulary of {model.geometry.d_vocab} tokens")
-    return targets
+    return ids

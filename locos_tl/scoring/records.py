@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..results.files import ResultFileError, plain, read_arrays, read_json, to_json, write_arrays, write_json
 from ..results.scores import TrialOutcome
-from ..trials.trial import Trial
+from ..trials.trial import Trial, read_trials, save_trials
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,11 @@ class RecordStore:
     def _match_settings(self) -> None:
         path = self.folder / "settings.json"
         if not path.exists():
+            foreign = sorted(p.name for p in self.folder.iterdir() if p.name != ".lock")
+            if foreign:
+                raise ResultFileError(
+                    f"{self.folder}: is not empty ({foreign[0]!r}) and not a run of ours; give a new or empty folder"
+                )
             write_json(path, self.settings)
             return
         there = read_json(path)
@@ -73,6 +78,23 @@ class RecordStore:
                 f"{self.folder}: holds a run with other settings ({name}: {old} there, {new} now). "
                 "Give another folder, or the same settings to resume."
             )
+
+    def claim(self, trials: Sequence[Trial]) -> None:
+        """Write down the run's trials; those of an earlier call must be among them.
+
+        Raises:
+            ResultFileError: when the folder holds a run over other trials.
+        """
+        path = self.folder / "trials.jsonl"
+        if path.exists():
+            mine = {trial_digest(trial) for trial in trials}
+            lost = [trial.trial_id for trial in read_trials(path) if trial_digest(trial) not in mine]
+            if lost:
+                raise ResultFileError(
+                    f"{self.folder}: holds a run over other trials ({len(lost)} of them, such as {lost[0]!r}, are not "
+                    "among yours). Give another folder, or the same trials to resume; more trials may be added."
+                )
+        save_trials(path, trials)
 
     def path(self, trial: Trial) -> Path:
         return self.folder / "trials" / f"{trial_digest(trial)}.safetensors"

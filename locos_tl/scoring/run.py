@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from ..results.files import plain
 from ..results.head_scores import HeadScores
 from ..results.scores import Scores, TrialOutcome
 from ..trials.needle import fingerprint, warn_if_repeating
-from ..trials.trial import Trial, TrialGrid, save_trials
+from ..trials.trial import Trial, TrialGrid
 from .answers import GATE_THRESHOLD, answer_steps, decode_text, rouge1_recall, settled
 from .detectors import RANDOM_SEEDS, Detector, random_scores, resolve
 from .measure import TOP_KEYS, VARIANTS, WINDOW, decode_trial, measure, segment_start
@@ -75,19 +76,23 @@ def score_heads(
         variant: "paper" (raw unembedding row, the released definition), "folded" or "exact"; applies to
             locos and dla.
         max_new_tokens: decode limit (the paper: 50).
-        out: folder; every trial is written there as it finishes, and the same call resumes.
+        out: new or empty folder; every trial is written there as it finishes, and the same call resumes.
+            More trials may be added to those of a finished run.
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
         `Scores`: head scores by detector, and what happened in every trial.
 
     Raises:
-        NoTrialPassed: when no trial passes the gate; the message shows three failed answers.
+        NoTrialPassed: when no trial passes the gate; the message shows three failed answers. With ``out``
+            the answers and the detectors without a gate are saved all the same.
         ValueError: for trials of another tokenizer, too long for the model, or with repeated ids.
-        ResultFileError: when ``out`` holds a run with other settings.
+        ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; choose from {', '.join(VARIANTS)}")
+    if not isinstance(model, HookedModel):
+        raise ValueError(f"score_heads takes a loaded model, got {type(model).__name__}: load_model(...) first")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     chosen, with_random = resolve(detectors)
@@ -97,13 +102,13 @@ def score_heads(
     with ExitStack() as stack:
         store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None
         if store is not None:
-            # The folder counts as finished again when this run is: an older result must not outlive its trials.
-            (store.folder / "run.json").unlink(missing_ok=True)
-            save_trials(store.folder / "trials.jsonl", ready)
+            store.claim(ready)
         records = _run_all(model, ready, plan, store, progress)
         scores = collect(model, ready, records, plan, settings, with_random)
         if store is not None:
             scores.save(store.folder)
+    if not scores.passed and any(d.gated for d in plan.detectors):
+        raise NoTrialPassed(_no_trial_passed(model, scores.outcomes))
     return scores
 
 
@@ -221,6 +226,13 @@ def prepare_trials(model: HookedModel, trials: TrialGrid | Sequence[Trial] | Tri
                 "looks back at it; put text behind the needle or leave 'headkv' out of detectors"
             )
     warn_if_repeating(ready)
+    distinct = len({trial.prompt_ids for trial in ready})
+    if distinct < len(ready):
+        warnings.warn(
+            f"only {distinct} of {len(ready)} trials have a prompt of their own; repeats make intervals too narrow. "
+            "Ask for fewer trials, or give more needles, lengths or depths.",
+            stacklevel=3,
+        )
     return ready
 
 
@@ -231,6 +243,7 @@ def run_settings(model: HookedModel, plan: Plan, with_random: bool) -> dict[str,
         "model": {
             "name": info.name,
             "revision": info.revision,
+            "weights": model.weights_fingerprint(),
             "dtype": info.dtype,
             "backend": info.backend,
             "attention": {"hooked": "eager", "prefill": info.prefill},
@@ -266,8 +279,6 @@ def collect(
     """Stack finished trials into one `HeadScores` per detector."""
     outcomes = tuple(record.outcome for record in records)
     n_passed = sum(outcome.passed for outcome in outcomes)
-    if not n_passed and any(d.gated for d in plan.detectors):
-        raise NoTrialPassed(_no_trial_passed(model, outcomes))
     if n_passed < len(outcomes):
         log.info("%d of %d trials passed the gate; only they count for gated detectors", n_passed, len(outcomes))
     provenance = settings | {
@@ -282,6 +293,8 @@ def collect(
     heads: dict[str, HeadScores] = {}
     for detector in plan.detectors:
         counted = [record for record in records if detector.name in record.scores]
+        if not counted:  # no trial passed: its answers are worth keeping, a ranking there is none
+            continue
         heads[detector.name] = HeadScores(
             detector=detector.name,
             per_trial=np.stack([record.scores[detector.name] for record in counted]),

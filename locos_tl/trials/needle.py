@@ -36,7 +36,7 @@ class PromptTemplate:
     before: str
     after: str
     system: str | None = None
-    cue: str = "\nAnswer:"
+    cue: str = ""
 
     def __post_init__(self) -> None:
         if "{question}" not in self.after:
@@ -46,6 +46,7 @@ class PromptTemplate:
 DEFAULT_TEMPLATE = PromptTemplate(
     before="Read the text and answer the question with the name of the character only.\n\n",
     after="\n\nQuestion: {question}",
+    cue="\nAnswer:",
 )
 
 

@@ -52,8 +52,8 @@ def bundled_names() -> tuple[str, ...]:
 def nonliteral(
     n: int = 60,
     *,
-    lengths: Iterable[int] = LENGTHS,
-    depths: Iterable[float] = DEPTHS,
+    lengths: Iterable[int] | int = LENGTHS,
+    depths: Iterable[float] | float = DEPTHS,
     kinds: Iterable[str] = ("onehop",),
     seed: int = 42,
     haystack: str | Path | Iterable[str | Path] | None = None,
@@ -112,8 +112,8 @@ def custom(
     needles: str | Path,
     n: int | None = None,
     *,
-    lengths: Iterable[int] = LENGTHS,
-    depths: Iterable[float] = DEPTHS,
+    lengths: Iterable[int] | int = LENGTHS,
+    depths: Iterable[float] | float = DEPTHS,
     seed: int = 42,
     haystack: str | Path | Iterable[str | Path] | None = None,
     template: PromptTemplate = DEFAULT_TEMPLATE,
@@ -172,17 +172,21 @@ def five_orders(haystack: Haystack, seed: int) -> list[Haystack]:
     return [haystack.shuffled(seed * 1000 + i) for i in range(5)]
 
 
-def grid_cells(lengths: Iterable[int], depths: Iterable[float], n: int, rng: random.Random) -> list[tuple[int, float]]:
+def grid_cells(
+    lengths: Iterable[int] | int, depths: Iterable[float] | float, n: int, rng: random.Random
+) -> list[tuple[int, float]]:
     """n draws of a length with a depth, balanced over lengths, over depths and over their pairs.
 
     Raises:
         ValueError: for a length that is not positive or a depth outside 0 to 1.
     """
-    lengths, depths = [int(x) for x in lengths], [float(x) for x in depths]
+    lengths = [lengths] if isinstance(lengths, int) else list(lengths)
+    depths = [depths] if isinstance(depths, int | float) else [float(x) for x in depths]
     if not lengths or not depths:
         raise ValueError("give at least one length and one depth")
-    if min(lengths) < 1:
-        raise ValueError(f"length {min(lengths)} is not positive")
+    for length in lengths:
+        if int(length) != length or length < 1:
+            raise ValueError(f"length {length} is not a positive whole number of tokens")
     for depth in depths:
         if not 0.0 <= depth <= 1.0:
             raise ValueError(f"depth {depth} is outside 0 to 1 (50 % is 0.5)")
@@ -232,7 +236,7 @@ def _checked_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     if not kinds:
         raise ValueError(f"give at least one kind of {', '.join(KINDS)}")
     if unknown:
-        raise ValueError(f"unknown kind {sorted(unknown)}; choose from {', '.join(KINDS)}")
+        raise ValueError(f"unknown kind {', '.join(sorted(unknown))!r}; choose from {', '.join(KINDS)}")
     return kinds
 
 

@@ -60,14 +60,16 @@ class Trial:
         object.__setattr__(self, "prompt_ids", ids)
         if self.generated_ids is not None:
             object.__setattr__(self, "generated_ids", _ids(self.generated_ids, "generated_ids"))
-        start, end = _ids(self.needle_span, "needle_span")
+        if len(self.needle_span) != 2:
+            raise ValueError(f"needle_span is [start, end), got {len(self.needle_span)} numbers")
+        start, end = (int(edge) for edge in self.needle_span)
         object.__setattr__(self, "needle_span", (start, end))
         if not 0 <= start < end <= len(ids):
-            raise ValueError(f"needle span [{start}, {end}) is empty or outside the prompt of {len(ids)} tokens")
+            raise ValueError(f"needle_span [{start}, {end}) is empty or outside the prompt of {len(ids)} tokens")
         if end - start == len(ids):
             raise ValueError("the needle span is the whole prompt: there is nothing to contrast it with")
-        if not str(self.answer).strip():
-            raise ValueError("the gold answer is empty")
+        if not isinstance(self.answer, str) or not self.answer.strip():
+            raise ValueError(f"the gold answer is empty or not text: {self.answer!r}")
 
     @classmethod
     def from_ids(cls, ids: Iterable[Any], needle: tuple[int, int], answer: str, **about: Any) -> Trial:

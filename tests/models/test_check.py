@@ -96,3 +96,11 @@ def test_windows_are_those_of_the_config(tiny_model):
     assert tiny_model("olmo3").windows == (8, 8, 8, None)
     assert tiny_model("mistral").windows == (8, 8)
     assert tiny_model("llama").windows == (None, None)
+
+
+@pytest.mark.parametrize("length", [0, 7, 257, 100_000])
+def test_impossible_probe_lengths_are_refused(tiny_model, length):
+    from locos_tl.models.check import check_model
+
+    with pytest.raises(ValueError, match="8 to 256 tokens"):
+        check_model(tiny_model("llama"), length=length)

@@ -152,6 +152,37 @@ def test_bad_sources(tmp_path):
         load_model("someone/a-model")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"device": "cuda:99"}, "device 'cuda:99'"), ({"dtype": "foo"}, "'foo'"), ({"dtype": torch.int8}, "int8")],
+)
+def test_unusable_device_or_dtype_is_one_clear_error(folder, option, message):
+    with pytest.raises(ValueError, match=message):
+        load_model(folder, **option)
+
+
+def test_damaged_weights_or_missing_tokenizer(folder, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    weights = broken / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="weights cannot be read"):
+        load_model(broken)
+    weights.write_bytes(whole)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (broken / name).unlink()
+    with pytest.raises(ValueError, match="no usable tokenizer"):
+        load_model(broken)
+
+
+def test_training_mode_is_left_alone():
+    hf = tiny.hf_model("llama").train()
+    load_model(hf, tokenizer=tiny.tokenizer())
+    assert hf.training
+    assert all(module.training for module in hf.modules())
+
+
 def test_unhookable_architecture():
     from transformers import AutoModelForCausalLM, BioGptConfig
 

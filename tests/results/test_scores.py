@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,14 @@ def test_a_detector_name_is_no_path(tmp_path, name):
     with pytest.raises(ResultFileError, match="is not a plain name"):
         mine.save(tmp_path / "mine" / "run")
     assert not (tmp_path / "mine").exists()
+
+
+def test_swapped_detector_files_are_refused(tmp_path):
+    scores = {name: replace(random_scores(), detector=name) for name in ("locos", "wu")}
+    folder = Scores(scores, (), {}).save(tmp_path) / "scores"
+    (folder / "locos.safetensors").write_bytes((folder / "wu.safetensors").read_bytes())
+    with pytest.raises(ResultFileError, match=r"locos\.safetensors: holds the scores of 'wu'"):
+        Scores.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["locos", "my detector", "wu-2", "µ", "v1.2", "-x"])

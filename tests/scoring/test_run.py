@@ -41,21 +41,52 @@ def test_zero_passing_is_an_error_that_shows_answers(tiny_model, tmp_path):
     text = str(error.value)
     assert "0 of 4 trials passed" in text
     assert text.count("wanted 'Yuki', got 'the character is'") == 3
-    assert not (tmp_path / "run.json").exists()
-    assert not list(tmp_path.glob("scores/*"))
+    kept = Scores.load(tmp_path)  # the answers, and the detectors that need none
+    assert [o.generated_text for o in kept.outcomes] == ["the character is"] * 4
+    assert set(kept) == {"headkv", "random"}
+    with pytest.raises(NoTrialPassed, match="0 of 4"):
+        score_heads(model, FAILING, out=tmp_path)
     only = score_heads(model, FAILING, ["headkv", "random"])  # needs no gate
     assert only.passed == 0
     assert only["headkv"].n_trials == 4
 
 
 def test_an_older_result_does_not_outlive_its_trials(tiny_model, tmp_path):
-    """A13: a second run into the same folder whose trials all fail leaves no finished run behind."""
+    """A finished run over other trials is never replaced."""
     model = tiny_model("llama")
     score_heads(model, PASSING, out=tmp_path)
-    with pytest.raises(NoTrialPassed):
-        score_heads(model, FAILING, out=tmp_path)
-    with pytest.raises(ResultFileError, match="not a finished run"):
-        Scores.load(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for others in (FAILING, PASSING[:2]):
+        with pytest.raises(ResultFileError, match="other trials"):
+            score_heads(model, others, out=tmp_path)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_of_someone_else_is_left_alone(tiny_model, tmp_path):
+    (tmp_path / "trials.jsonl").write_text("mine")
+    with pytest.raises(ResultFileError, match=r"trials\.jsonl.*new or empty folder"):
+        score_heads(tiny_model("llama"), PASSING, out=tmp_path)
+    assert (tmp_path / "trials.jsonl").read_text() == "mine"
+
+
+def test_edited_weights_are_another_model(tmp_path):
+    """A resumed run never mixes the scores of two sets of weights, whatever the model's name."""
+    model = load_model(tiny.hf_model("llama"), tokenizer=tiny.tokenizer())
+    score_heads(model, PASSING, out=tmp_path)
+    other = load_model(tiny.hf_model("llama", seed=1), tokenizer=tiny.tokenizer())
+    with pytest.raises(ResultFileError, match=r"model\.weights"):
+        score_heads(other, PASSING, out=tmp_path)
+    fingerprint = model.weights_fingerprint()
+    assert model.weights_fingerprint() == fingerprint
+    with torch.no_grad():
+        model.W_O(1)[2].zero_()
+    assert model.weights_fingerprint() != fingerprint
+
+
+def test_repeated_prompts_are_warned_about(tiny_model):
+    twice = [PASSING[0], replace(PASSING[0], trial_id="again")]
+    with pytest.warns(UserWarning, match="only 1 of 2 trials"):
+        score_heads(tiny_model("llama"), twice, ["locos"])
 
 
 def test_random_is_one_map_per_seed(tiny_model):

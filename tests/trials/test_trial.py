@@ -93,7 +93,7 @@ def test_from_text_joins_pieces_tokenised_once(plain_tokenizer):
     assert plain_tokenizer.decode(trial.prompt_ids[start:end]) == " Anna slept."
     text = plain_tokenizer.decode(trial.prompt_ids)
     assert "Rain fell. Anna slept. Snow fell." in text
-    assert text.endswith("Question: Who?")
+    assert text.endswith("Question: Who?\nAnswer:")
     pieces = [plain_tokenizer(t, add_special_tokens=False)["input_ids"] for t in ("Rain fell.", " Anna slept.")]
     assert list(trial.prompt_ids[start - len(pieces[0]) : end]) == pieces[0] + pieces[1]
 
@@ -183,7 +183,7 @@ def _file(tmp_path, *lines):
         ('{"prompt_ids": [1, 2, 3], "needle_span": [true, 2], "answer": "a"}', "trial 2: needle_span"),
         ('{"prompt_ids": [1, 2, 3], "needle_span": [0, 1, 2], "answer": "a"}', "trial 2: needle_span"),
         ('{"prompt_ids": "12", "needle_span": [0, 1], "answer": "a"}', "trial 2: prompt_ids"),
-        ('{"prompt_ids": [1, 2], "needle_span": [1, 1], "answer": "a"}', "trial 2: needle span"),
+        ('{"prompt_ids": [1, 2], "needle_span": [1, 1], "answer": "a"}', "trial 2: needle_span"),
         ('{"prompt_ids": [1, 2], "needle_span": 1, "answer": "a"}', "trial 2"),
         ('{"prompt_ids": 5, "needle_span": [0, 1], "answer": "a"}', "trial 2"),
         ('{"prompt_ids": [1, -2], "needle_span": [0, 1], "answer": "a"}', "trial 2: prompt_ids"),
