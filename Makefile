@@ -5,6 +5,8 @@ LEGACY ?= .venv-tl3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Threads that spin while they wait slow everything down by a multiple when a core is shared.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test lint types unit legacy browser model bench docs clean
 
