@@ -153,12 +153,32 @@ def _from_hf(hf_model: Any, tokenizer: Any, info: ModelInfo) -> HookedModel:
             f"TransformerLens cannot hook {type(hf_model).__name__} ({info.name}): {str(error).split('.')[0]}"
         ) from error
     _give_tokenizer(bridge, tokenizer)
+    _keep_rotary_dtype(bridge, hf_model.dtype)
     try:
         fused = FusedView(shared_copy(hf_model, "sdpa"))
     except ValueError as error:
         log.warning("%s: %s; prefill runs in chunks on the hooked model", info.name, error)
         fused = None
     return _assemble(bridge, fused, tokenizer, info, str(hf_model.dtype))
+
+
+def _keep_rotary_dtype(bridge: Any, dtype: torch.dtype) -> None:
+    """Cast rotated queries and keys back to the model's dtype, as transformers does.
+
+    OLMo-2 and OLMo-3 rotate in float32; the bridge (transformer-lens 4.3) leaves them there, and its attention
+    then fails in half precision.
+    """
+    if dtype == torch.float32:
+        return
+
+    def cast(rotated: torch.Tensor, hook: Any) -> torch.Tensor | None:
+        return rotated.to(dtype) if rotated.dtype != dtype else None
+
+    for block in bridge.blocks:
+        for name in ("hook_rot_q", "hook_rot_k"):
+            point = getattr(block.attn, name, None)
+            if point is not None:
+                point.add_hook(cast, is_permanent=True)
 
 
 def _from_bridge(bridge: Any, tokenizer: Any) -> HookedModel:

@@ -39,6 +39,34 @@ def test_an_ignored_cache_is_refused(tiny_model, monkeypatch):
         refuse_broken(broken)
 
 
+def test_a_gated_attention_is_refused(tiny_model):
+    """Whatever comes between the values and the output projection would silently be missing from phi."""
+    from locos_tl import load_model
+
+    model = load_model(tiny.hf_model("llama"), tokenizer=tiny.tokenizer())
+    model.hooked.blocks[1].attn.o.hook_in.add_hook(lambda z, hook: z * 0.5, is_permanent=True)
+    with pytest.raises(RuntimeError, match=r"sum of phi.*such as a gate.*not supported"):
+        refuse_broken(model)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_half_precision_is_not_refused(family, tmp_path):
+    from locos_tl import load_model
+
+    model = load_model(tiny.hf_model(family).to(torch.bfloat16), tokenizer=tiny.tokenizer())
+    assert model.info.dtype == "bfloat16"
+    assert model.check(), model.check().rows
+
+
+def test_values_that_are_not_the_attended_ones_are_refused(tiny_model, monkeypatch):
+    from locos_tl.models.kvcache import HFCache
+
+    held = HFCache.values_before
+    monkeypatch.setattr(HFCache, "values_before", lambda self, layer, start: held(self, layer, start) * 1.01)
+    with pytest.raises(RuntimeError, match="hook_v"):
+        refuse_broken(tiny_model("llama"))
+
+
 def test_other_weights_in_the_fused_view_are_noticed(tiny_model):
     from locos_tl.models.backends import FusedView, shared_copy
 
