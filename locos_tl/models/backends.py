@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -343,8 +342,3 @@ def _windows(cfg: Any, hf_config: Any) -> tuple[int | None, ...]:
         )
         or (None,) * cfg.n_layers
     )
-
-
-def rows_by_head(weight: Float[Tensor, "rows d_model"], n_heads: int) -> Float[Tensor, "head d_head d_model"]:
-    """Split an output projection's input rows by head."""
-    return rearrange(weight, "(head d_head) d_model -> head d_head d_model", head=n_heads)

@@ -126,11 +126,7 @@ class _Probe:
         self.seen: dict[str, Tensor] = {}
         with torch.inference_mode():
             self.full = model.segment(ids, None, self._keep(self.reads), self._residual_hooks()).float()
-            self.cache = model.new_cache()
-            if not self.cache.can_rewind(len(ids)):
-                self.cache.mark()
-            model.extend(self.cache, ids[: self.split])
-            self.cache.mark()
+            self.cache = model.fill(ids[: self.split])
             self.cached = model.segment(ids[self.split :], self.cache, self._keep(self.cached_reads)).float()
 
     @staticmethod

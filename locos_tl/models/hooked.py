@@ -232,9 +232,15 @@ class HookedModel:
         cache = self.new_cache()
         if cache.can_rewind(len(ids) + room):
             return cache, self.extend(cache, ids)
-        self.extend(cache, ids[:rewind_to])
-        cache.mark()
+        cache = self.fill(ids[:rewind_to])
         return cache, self.extend(cache, ids[rewind_to:])
+
+    def fill(self, ids: Sequence[int]) -> KVCache:
+        """A cache that holds ``ids`` and can be rewound to just after them, however much is added."""
+        cache = self.new_cache()
+        self.extend(cache, ids)
+        cache.mark()
+        return cache
 
     @torch.inference_mode()
     def decode(

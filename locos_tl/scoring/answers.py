@@ -39,10 +39,11 @@ def answer_steps(tokenizer: Any, generated_ids: Sequence[int], answer: str) -> t
     """Indices into ``generated_ids`` of the tokens that make up the answer; empty when it is not there."""
     ids = list(generated_ids)
     first = _thinking_ends(tokenizer, ids)
-    found = [start for gold in answer_token_ids(tokenizer, answer) if (start := _find(ids, gold, first)) is not None]
-    if found:
-        start = min(found)
-        length = max(len(g) for g in answer_token_ids(tokenizer, answer) if ids[start : start + len(g)] == g)
+    golds = answer_token_ids(tokenizer, answer)
+    starts = [start for gold in golds if (start := _find(ids, gold, first)) is not None]
+    if starts:
+        start = min(starts)
+        length = max(len(g) for g in golds if ids[start : start + len(g)] == g)
         return tuple(range(start, start + length))
     return _steps_by_text(tokenizer, ids, answer, first)
 
@@ -93,10 +94,10 @@ def settled(tokenizer: Any, generated_ids: list[int], answer: str) -> bool:
     if _thinking_ends(tokenizer, generated_ids):
         return False
     golds = answer_token_ids(tokenizer, answer)
-    if all(_find(generated_ids, gold, 0) is None for gold in golds):
+    starts = [start for gold in golds if (start := _find(generated_ids, gold, 0)) is not None]
+    if not starts:
         return False
-    start = min(s for gold in golds if (s := _find(generated_ids, gold, 0)) is not None)
-    if start + max(map(len, golds)) > len(generated_ids):
+    if min(starts) + max(map(len, golds)) > len(generated_ids):
         return False  # a longer spelling of the answer could still complete from the same place
     text = decode_text(tokenizer, generated_ids)
     cut = _WORD_END.search(text)

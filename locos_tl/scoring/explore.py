@@ -12,8 +12,8 @@ from torch import Tensor
 from ..models.hooked import HookedModel, LayerRead
 from ..trials.trial import Trial
 from .answers import answer_steps
-from .contribution import contributions, ov_directions
-from .measure import decode_trial, exact_hooks, exact_scale, segment_start, target_directions
+from .contribution import contributions
+from .measure import decode_trial, exact_hooks, exact_scale, layer_directions, segment_start, target_directions
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +79,10 @@ def phi(
     final: list[Tensor] = []
 
     def read(layer: LayerRead) -> None:
-        pulled = directions
-        post = model.post_attention_norm(layer.layer) if variant == "exact" else None
-        if post is not None:
-            pulled = post.pull_back(directions)
-        Wu = ov_directions(model.W_O(layer.layer), pulled.to(layer.values.device))
+        Wu = layer_directions(model, layer, directions, variant)
         out[layer.layer, :, :, layer.first_key :] = contributions(layer.pattern[:, rows], layer.values, Wu).cpu()
 
-    cache = model.new_cache()
-    model.extend(cache, trial.prompt_ids[:start])
-    cache.mark()
+    cache = model.fill(trial.prompt_ids[:start])
     hooks = exact_hooks(model, rows, post_scales.__setitem__, final.append) if variant == "exact" else []
     model.segment(ids[start:n_positions], cache, read, hooks, last_only=True)
     if variant == "exact":

@@ -148,7 +148,7 @@ class _Reader:
         variant: str,
     ) -> None:
         self.model, self.trial, self.start, self.ids, self.reads = model, trial, start, ids, reads
-        self.answer_steps, self.exact = answer_steps, variant == "exact"
+        self.answer_steps, self.variant, self.exact = answer_steps, variant, variant == "exact"
         n = trial.n_tokens
         self.rows = [n - 1 + step - start for step in answer_steps]
         self.step_rows = slice(n - 1 - start, n_segment)
@@ -175,11 +175,7 @@ class _Reader:
     def read(self, layer: LayerRead) -> None:
         start, end = (max(0, edge - layer.first_key) for edge in self.trial.needle_span)
         if "phi" in self.reads and self.directions is not None:
-            directions = self.directions
-            post = self.model.post_attention_norm(layer.layer) if self.exact else None
-            if post is not None:
-                directions = post.pull_back(directions)
-            Wu = ov_directions(self.model.W_O(layer.layer), directions.to(layer.values.device))
+            Wu = layer_directions(self.model, layer, self.directions, self.variant)
             phi = contributions(layer.pattern[:, self.rows], layer.values, Wu)
             self._keep_sums("phi", phi, start, end)
         if "attention" in self.reads and self.rows:
@@ -254,6 +250,16 @@ def target_directions(model: HookedModel, targets: Sequence[int], variant: str) 
     if variant == "exact":
         return model.final_norm().pull_back(u.to(model.final_norm().gain.device))
     raise ValueError(f"unknown variant {variant!r}; choose from {', '.join(VARIANTS)}")
+
+
+def layer_directions(
+    model: HookedModel, layer: LayerRead, directions: Float[Tensor, "step d_model"], variant: str
+) -> Float[Tensor, "step head d_head"]:
+    """W_O u of one layer; in "exact" u first goes back through the layer's post-attention norm, if it has one."""
+    post = model.post_attention_norm(layer.layer) if variant == "exact" else None
+    if post is not None:
+        directions = post.pull_back(directions)
+    return ov_directions(model.W_O(layer.layer), directions.to(layer.values.device))
 
 
 def exact_hooks(

@@ -149,7 +149,7 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
             "min_margin": round(min(decoding.margins), 5),
         }
     else:
-        cache = model.new_cache()
+        cache = None
         generated = trial.generated_ids
         told = {"teacher_forced": True}
     steps = answer_steps(tokenizer, generated, trial.answer)
@@ -170,11 +170,8 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
     reads = plan.reads if passed else plan.ungated_reads
     if not reads:
         return TrialRecord(outcome)
-    if trial.generated_ids is not None:
-        if not cache.can_rewind(start):
-            cache.mark()
-        model.extend(cache, trial.prompt_ids[:start])
-        cache.mark()
+    if cache is None:
+        cache = model.fill(trial.prompt_ids[:start])
     measured = measure(model, trial, cache, generated if passed else (), steps if passed else (), reads, plan.variant)
     counting = [d for d in plan.detectors if passed or not d.gated]
     scores = {d.name: d.score(measured).float().numpy() for d in counting}
