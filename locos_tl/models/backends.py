@@ -92,7 +92,7 @@ class BridgeBackend:
         self.model = bridge
         self.hf_config = bridge.original_model.config
         self.device = _device_of(bridge)
-        self._keeps_last = "logits_to_keep" in inspect.signature(bridge.original_model.forward).parameters
+        self.keeps_last = "logits_to_keep" in inspect.signature(bridge.original_model.forward).parameters
         self.geometry = _geometry(bridge.cfg, self.hf_config)
 
     def new_cache(self) -> KVCache:
@@ -102,7 +102,7 @@ class BridgeBackend:
         self, ids: Int[Tensor, "1 new"], cache: KVCache | None, hooks: Sequence[Hook] = (), last_only: bool = False
     ) -> Float[Tensor, "pos d_vocab"]:
         past: dict[str, Any] = {} if cache is None else {"past_key_values": cache.native}
-        if last_only and self._keeps_last:
+        if last_only and self.keeps_last:
             past["logits_to_keep"] = 1
         with self.model.hooks(fwd_hooks=list(hooks)):
             logits = self.model(ids, **past)
@@ -112,7 +112,7 @@ class BridgeBackend:
         return self.model.blocks[layer].attn.W_O
 
     def b_O(self, layer: int) -> Float[Tensor, "d_model"] | None:
-        bias = getattr(_original(self.model.blocks[layer].attn.o), "bias", None)
+        bias = getattr(original(self.model.blocks[layer].attn.o), "bias", None)
         return None if bias is None else bias.detach()
 
     def unembed_rows(self, ids: Sequence[int]) -> Float[Tensor, "token d_model"]:
@@ -123,7 +123,7 @@ class BridgeBackend:
         return torch.zeros(len(ids)) if bias is None else bias[list(ids)].detach()
 
     def _unembed(self) -> Any:
-        return _original(self.model.unembed)
+        return original(self.model.unembed)
 
     def final_norm(self) -> LinearNorm | None:
         return self._norm(self.model, "ln_final")
@@ -142,7 +142,7 @@ class BridgeBackend:
 
     def _norm(self, owner: nn.Module, name: str) -> LinearNorm | None:
         module = owner._modules.get(name)
-        return None if module is None else LinearNorm.from_module(_original(module), self.geometry.d_model)
+        return None if module is None else LinearNorm.from_module(original(module), self.geometry.d_model)
 
     def processing(self) -> dict[str, bool]:
         changed = bool(getattr(self.model, "compatibility_mode", False))
@@ -217,7 +217,7 @@ class FusedView:
     def __init__(self, hf_model: nn.Module) -> None:
         self.model: Any = hf_model
         self.device = next(hf_model.parameters()).device
-        self._keeps_last = "logits_to_keep" in inspect.signature(hf_model.forward).parameters
+        self.keeps_last = "logits_to_keep" in inspect.signature(hf_model.forward).parameters
 
     def new_cache(self) -> KVCache:
         return HFCache(self.model.config)
@@ -225,7 +225,7 @@ class FusedView:
     def run(
         self, ids: Int[Tensor, "1 new"], cache: KVCache | None, last_only: bool = False
     ) -> Float[Tensor, "pos d_vocab"]:
-        extra: dict[str, Any] = {"logits_to_keep": 1} if last_only and self._keeps_last else {}
+        extra: dict[str, Any] = {"logits_to_keep": 1} if last_only and self.keeps_last else {}
         native = None if cache is None else cache.native
         out = self.model(input_ids=ids, past_key_values=native, use_cache=native is not None, **extra)
         return out.logits[0, -1:] if last_only else out.logits[0]
@@ -295,7 +295,7 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return found
 
 
-def _original(component: Any) -> Any:
+def original(component: Any) -> Any:
     return getattr(component, "original_component", None) or component
 
 

@@ -256,7 +256,7 @@ def _exact_sums_to_logit(p: _Probe) -> CheckRow:
     name = "exact decomposition sums to the logit"
     model, query = p.model, len(p.ids) - 1
     # Under a soft cap a token far from the cap: at the cap itself rounding leaves nothing to undo.
-    token = int(p.full[query].abs().argmin() if _cap(model) else p.full[query].argmax())
+    token = int(p.full[query].abs().argmin() if soft_cap(model) else p.full[query].argmax())
     last = f"blocks.{model.n_layers - 1}.hook_resid_post"
     missing = [n for n in ("blocks.0.hook_resid_pre", last) if n not in p.seen]
     if missing:
@@ -286,16 +286,16 @@ def _exact_sums_to_logit(p: _Probe) -> CheckRow:
         total = total + (heads + bias + post_bias + mlp) / scale
     logit = _uncap(model, float(p.full[query, token]))
     gap = abs(float(total) - logit) / max(1.0, abs(logit))
-    return _row(name, gap, p.allowed(1e-4, 5e-2), "before the final soft cap" if _cap(model) else "")
+    return _row(name, gap, p.allowed(1e-4, 5e-2), "before the final soft cap" if soft_cap(model) else "")
 
 
-def _cap(model: HookedModel) -> float:
+def soft_cap(model: HookedModel) -> float:
     cap = getattr(model.hooked.cfg, "output_logits_soft_cap", -1.0)
     return float(cap) if cap and cap > 0 else 0.0
 
 
 def _uncap(model: HookedModel, logit: float) -> float:
-    cap = _cap(model)
+    cap = soft_cap(model)
     return cap * float(torch.atanh(torch.tensor(logit / cap, dtype=torch.float64))) if cap else logit
 
 

@@ -181,6 +181,23 @@ class HookedModel:
         """
         return weights_fingerprint(self.hooked)
 
+    def describe(self) -> dict[str, Any]:
+        """Name, weights, dtype and sizes, for the settings of a run."""
+        info = self.info
+        return {
+            "name": info.name,
+            "revision": info.revision,
+            "weights": self.weights_fingerprint(),
+            "dtype": info.dtype,
+            "backend": info.backend,
+            "attention": {"hooked": "eager", "prefill": info.prefill},
+            "processing": dict(info.processing),
+            "n_layers": self.n_layers,
+            "n_heads": self.n_heads,
+            "n_key_value_heads": self.n_key_value_heads,
+            "sliding_window_layers": list(self.geometry.sliding_layers),
+        }
+
     # --- running --------------------------------------------------------------------------------
 
     def tokens(self, ids: Sequence[int]) -> Tensor:

@@ -71,6 +71,25 @@ class HFCache:
             if part.is_sliding:
                 part.cumulative_length = length
 
+    def borrow(self, other: HFCache, below: int, length: int) -> None:
+        """Show the first ``length`` positions of another cache in the layers below ``below`` (references, no copy).
+
+        A sliding layer that has forgotten some of these positions is right only at the length ``other`` has now;
+        at any other it merely claims the length, which is enough for a run that enters above it.
+        """
+        for index in range(below):
+            part = copy.copy(other.native.layers[index])
+            part.keys, part.values = part.keys[:, :, :length], part.values[:, :, :length]
+            if part.is_sliding:
+                part.cumulative_length = length
+            self.native.layers[index] = part
+
+    def read_only(self) -> Any:
+        """The native cache as it is now, for runs of any batch size that leave it unchanged."""
+        native = copy.copy(self.native)
+        native.layers = [_read_only(part) for part in self.native.layers]
+        return native
+
     def values_before(self, layer: int, start: int) -> Float[Tensor, "pos kv_head d_head"]:
         """Values of the positions before ``start`` that this layer still holds or held when marked."""
         part = self.native.layers[layer]
@@ -82,6 +101,21 @@ class HFCache:
         if held is None:
             raise RuntimeError(f"layer {layer} holds no values before position {start}")
         return held.transpose(0, 1)
+
+
+def _read_only(part: Any) -> Any:
+    """A copy of a cache layer that shows new keys and values to the attention without keeping them."""
+
+    def join(held: Tensor, new: Tensor) -> Tensor:
+        return torch.cat([held.expand(new.shape[0], -1, -1, -1), new], dim=-2)
+
+    def update(self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return join(self.keys, keys), join(self.values, values)
+
+    kind = type(part)
+    twin = copy.copy(part)
+    twin.__class__ = type(f"ReadOnly{kind.__name__}", (kind,), {"update": update})
+    return twin
 
 
 class TLCache:

@@ -1,0 +1,1 @@
+"""Interventions: take heads away, put clean activations back, and follow single paths."""
