@@ -1,6 +1,6 @@
 """locos_tl: find the attention heads by which a language model answers from the meaning of its context.
 
-The public names follow the flow: load a model, load trials, score heads, look. Imports are lazy, so that
+The public names follow the flow: load a model, load trials, score heads, intervene, look. Imports are lazy, so that
 ``import locos_tl`` and the command line's ``--help`` cost nothing.
 """
 
@@ -24,44 +24,96 @@ _HOME = {
     "NoTrialPassed": "scoring.run",
     "generate": "scoring.explore",
     "phi": "scoring.explore",
+    "ablation": "causal.ablation",
+    "calibrate_means": "causal.means",
+    "HeadMeans": "causal.means",
+    "ablate_sweep": "causal.sweep",
+    "corrupt": "causal.corrupt",
+    "PromptPair": "causal.pairs",
+    "patch_heads": "causal.patching",
+    "patch_together": "causal.patching",
+    "total_effects": "causal.patching",
+    "direct_effects": "causal.paths",
+    "path_patching": "causal.paths",
+    "attribution_patching": "causal.attribution",
+    "patch_trials": "causal.validation",
+    "validate_late_layers": "causal.validation",
     "HeadScores": "results.head_scores",
     "Scores": "results.scores",
     "TrialOutcome": "results.scores",
+    "Sweep": "results.sweep",
+    "Dissociation": "results.dissociation",
+    "dissociation": "results.dissociation",
+    "Effects": "results.effects",
+    "LateLayers": "results.late_layers",
     "ResultFileError": "results.files",
 }
-_ROOMS = ("models", "trials", "scoring", "results", "figures")
+_ROOMS = ("models", "trials", "scoring", "causal", "results", "figures")
 __all__ = [
+    "Dissociation",
+    "Effects",
+    "HeadMeans",
     "HeadScores",
     "HookedModel",
+    "LateLayers",
     "NoTrialPassed",
+    "PromptPair",
     "PromptTemplate",
     "ResultFileError",
     "Scores",
+    "Sweep",
     "Trial",
     "TrialGrid",
     "TrialOutcome",
     "__version__",
+    "ablate_sweep",
+    "ablation",
+    "attribution_patching",
+    "calibrate_means",
+    "causal",
+    "corrupt",
+    "direct_effects",
+    "dissociation",
     "figures",
     "generate",
     "load_model",
     "load_trials",
     "models",
+    "patch_heads",
+    "patch_together",
+    "patch_trials",
+    "path_patching",
     "phi",
     "read_trials",
     "results",
     "save_trials",
     "score_heads",
     "scoring",
+    "total_effects",
     "trials",
+    "validate_late_layers",
 ]
 
 if TYPE_CHECKING:
-    from . import figures, models, results, scoring, trials
+    from . import causal, figures, models, results, scoring, trials
+    from .causal.ablation import ablation
+    from .causal.attribution import attribution_patching
+    from .causal.corrupt import corrupt
+    from .causal.means import HeadMeans, calibrate_means
+    from .causal.pairs import PromptPair
+    from .causal.patching import patch_heads, patch_together, total_effects
+    from .causal.paths import direct_effects, path_patching
+    from .causal.sweep import ablate_sweep
+    from .causal.validation import patch_trials, validate_late_layers
     from .models.hooked import HookedModel
     from .models.load import load_model
+    from .results.dissociation import Dissociation, dissociation
+    from .results.effects import Effects
     from .results.files import ResultFileError
     from .results.head_scores import HeadScores
+    from .results.late_layers import LateLayers
     from .results.scores import Scores, TrialOutcome
+    from .results.sweep import Sweep
     from .scoring.explore import generate, phi
     from .scoring.run import NoTrialPassed, score_heads
     from .trials.load import load_trials

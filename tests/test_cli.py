@@ -53,14 +53,14 @@ def tiny_loaded(monkeypatch, tiny_model) -> list[tuple[Any, ...]]:
         asked.append(args)
         return tiny_model("llama")
 
-    monkeypatch.setattr(cli, "_load", load)
+    monkeypatch.setattr(cli.options, "load", load)
     return asked
 
 
 @pytest.fixture
 def no_model(monkeypatch) -> None:
     """Loading a model fails the test."""
-    monkeypatch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(cli.options, "load", lambda *_: pytest.fail("a model was loaded"))
 
 
 def trials(*generated: tuple[int, ...]) -> list[Trial]:
@@ -173,7 +173,7 @@ def test_report_on_a_corrupt_folder_in_its_own_process(tmp_path):
 
 def test_an_error_of_our_own_is_not_hidden(monkeypatch):
     """Only errors that a user can mend are shortened; a bug keeps its traceback."""
-    monkeypatch.setattr(cli, "_load", lambda *_: 1 + "1")  # type: ignore[operator]
+    monkeypatch.setattr(cli.options, "load", lambda *_: 1 + "1")  # type: ignore[operator]
     monkeypatch.setattr(sys, "argv", ["locos-tl", "check", "x"])
     with pytest.raises(TypeError):
         cli.main()
@@ -321,7 +321,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line(call, tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError("the Hub cannot be reached; give a local folder")
 
-    monkeypatch.setattr(cli, "_load", refuse)
+    monkeypatch.setattr(cli.options, "load", refuse)
     told = one_line(call("score", "x", "--out", tmp_path / "run", "--trials", trials_file(tmp_path, PASSES)))
     assert told == "error: the Hub cannot be reached; give a local folder\n"
 
@@ -348,7 +348,7 @@ def test_score_writes_a_run_and_prints_it(call, tiny_loaded, tmp_path):
     assert {name: held.n_trials for name, held in scores.items()} == {
         "locos": 1, "attention_spatial": 1, "dla": 1, "wu": 1, "contrastive": 1, "headkv": 5, "random": 3,
     }  # fmt: skip
-    alone = locos_tl.score_heads(cli._load(), trials(PASSES)[0])
+    alone = locos_tl.score_heads(cli.options.load(), trials(PASSES)[0])
     assert scores["locos"].mean.tobytes() == alone["locos"].mean.tobytes()
     assert call("report", tmp_path / "run").code == 0
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..models.hooked import HookedModel
 from ..models.stack import SITES
 from ..results.effects import Effects
-from ..results.statistics import rank_agreement
+from .pair_runs import PairRuns, head_axis
 from .pairs import as_pairs
 from .patching import measure_pairs
-from .runs import PairRuns, head_axis
 
 
 def attribution_patching(
@@ -32,7 +32,7 @@ def attribution_patching(
     """First-order estimate of `patch_heads` for every head: (clean - corrupt) . d metric / d activation.
 
     The gradient is taken in the corrupt run (Nanda 2023). It misses what saturates, such as a softmax far from where
-    the patch would put it; `agreement` says how well it does on a given model.
+    the patch would put it; `Effects.agreement` with exact effects says how well it does on a given model.
 
     Args:
         model, clean, corrupt, at, positions, metric, progress: as in `patch_heads`.
@@ -46,17 +46,26 @@ def attribution_patching(
     if at not in SITES:
         raise ValueError(f"at must be one of {', '.join(SITES)}, got {at!r}")
 
-    def measure(runs: PairRuns) -> np.ndarray:
-        where = runs.positions(positions)
-        found = []
-        for layer, gradient in enumerate(gradients(runs, at)):
-            delta = (runs.clean[layer, at] - runs.corrupt[layer, at]).float()
-            found.append((delta * gradient)[where].sum((0, 2)).cpu())
-        return torch.stack(found).numpy()
-
     return measure_pairs(
-        model, as_pairs(model, clean, corrupt), measure, "attribution", at, metric, positions, progress=progress
+        model,
+        as_pairs(model, clean, corrupt),
+        lambda runs: attribution_map(runs, at, positions),
+        "attribution",
+        at,
+        metric,
+        positions,
+        progress=progress,
     )
+
+
+def attribution_map(runs: PairRuns, at: str = "z", positions: str = "all") -> Float[np.ndarray, "layer head"]:
+    """Estimated effect of restoring each head in one pair's corrupt run."""
+    where = runs.positions(positions)
+    found = []
+    for layer, gradient in enumerate(gradients(runs, at)):
+        delta = (runs.clean[layer, at] - runs.corrupt[layer, at]).float()
+        found.append((delta * gradient)[where].sum((0, 2)).cpu())
+    return torch.stack(found).numpy()
 
 
 def gradients(runs: PairRuns, at: str) -> list[Tensor]:
@@ -100,18 +109,3 @@ def _trainable(cache: Any) -> Any:
             part.keys, part.values = part.keys.clone(), part.values.clone()
         twin.layers.append(part)
     return twin
-
-
-def agreement(one: Effects, other: Effects, ks: tuple[int, ...] = (10, 20, 50)) -> dict[str, float]:
-    """How far two effects agree over heads: Pearson, Spearman, Kendall and overlap at k of the means.
-
-    Raises:
-        ValueError: for effects of different models or trials.
-    """
-    if one.trial_ids != other.trial_ids:
-        raise ValueError("effects of different trials")
-    found = rank_agreement(one.mean, other.mean, ks)
-    both = np.isfinite(one.mean) & np.isfinite(other.mean)
-    x, y = one.mean[both], other.mean[both]
-    varied = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-    return {"pearson": float(np.corrcoef(x, y)[0, 1]) if varied else float("nan"), **found}

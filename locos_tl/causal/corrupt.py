@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from ..trials.haystack import Haystack, bundled_haystack, encode_all, tokenised
-from ..trials.nonliteral import bundled_names, bundled_needles
 from ..trials.needle import fingerprint
+from ..trials.nonliteral import bundled_names, bundled_needles
 from ..trials.trial import Trial, TrialGrid
 
 WAYS = ("filler", "swap")

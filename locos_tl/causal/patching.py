@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..models.check import versions
@@ -21,8 +22,8 @@ from ..models.stack import SITES
 from ..progress import progress_bar
 from ..results.effects import Effects
 from .heads import as_heads, by_layer
+from .pair_runs import PairRuns, head_axis
 from .pairs import PromptPair, as_pairs
-from .runs import PairRuns, head_axis
 
 
 def patch_heads(
@@ -62,9 +63,7 @@ def patch_heads(
         raise ValueError(f"at must be one of {', '.join(SITES)}, got {at!r}")
 
     def measure(runs: PairRuns) -> np.ndarray:
-        where = runs.positions(positions)
-        layers = [_patch_layer(runs, layer, at, where, batch_size) for layer in range(model.n_layers)]
-        return torch.stack(layers).numpy() - runs.corrupt_metric
+        return patch_map(runs, at, positions, batch_size)
 
     return measure_pairs(
         model, as_pairs(model, clean, corrupt), measure, "total", at, metric, positions, progress=progress
@@ -164,6 +163,15 @@ def measure_pairs(
             "patching": {"counterfactuals": list(counterfactuals), **(settings or {})},
         },
     )
+
+
+def patch_map(
+    runs: PairRuns, at: str = "z", positions: str = "all", batch_size: int | None = None
+) -> Float[np.ndarray, "layer head"]:
+    """Effect of restoring each head in one pair's corrupt run."""
+    where = runs.positions(positions)
+    layers = [_patch_layer(runs, layer, at, where, batch_size) for layer in range(runs.stack.n_layers)]
+    return torch.stack(layers).numpy() - runs.corrupt_metric
 
 
 def _patch_layer(runs: PairRuns, layer: int, at: str, where: Tensor, batch_size: int | None) -> Tensor:

@@ -20,9 +20,9 @@ from ..models.check import soft_cap
 from ..models.hooked import HookedModel
 from ..results.effects import Effects
 from .heads import Head, as_heads, by_layer, head_name
+from .pair_runs import PairRuns
 from .pairs import as_pairs
 from .patching import axis_size, measure_pairs
-from .runs import PairRuns
 
 NORMS = ("recomputed", "frozen")
 _VOCAB_CHUNK = 16384
@@ -54,27 +54,30 @@ def direct_effects(
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
 
-    def measure(runs: PairRuns) -> np.ndarray:
-        last = slice(-runs.n_answer, None)
-        stream = runs.streams[model.n_layers][0, last].float()
-        base = _metric_of_stream(runs, stream[None], stream, norm)[0]
-        _require_same_metric(model, float(base), runs)
-        found = []
-        for layer in range(model.n_layers):
-            written = writes(model, runs, layer, norm)[:, last]
-            found.append(_metric_of_stream(runs, stream + written, stream, norm) - base)
-        return torch.stack(found).cpu().numpy()
-
     return measure_pairs(
         model,
         as_pairs(model, clean, corrupt),
-        measure,
+        lambda runs: direct_map(runs, norm),
         "direct",
         "z",
         metric,
         settings={"norm": norm},
         progress=progress,
     )
+
+
+@torch.inference_mode()
+def direct_map(runs: PairRuns, norm: str = "recomputed") -> Float[np.ndarray, "layer head"]:
+    """Effect of each head's clean write on the logits alone, in one pair's corrupt run."""
+    model, last = runs.model, slice(-runs.n_answer, None)
+    stream = runs.streams[model.n_layers][0, last].float()
+    base = _metric_of_stream(runs, stream[None], stream, norm)[0]
+    _require_same_metric(model, float(base), runs)
+    found = []
+    for layer in range(model.n_layers):
+        written = writes(model, runs, layer, norm)[:, last].to(stream.device)
+        found.append(_metric_of_stream(runs, stream + written, stream, norm) - base)
+    return torch.stack(found).cpu().numpy()
 
 
 @torch.inference_mode()
@@ -195,7 +198,7 @@ def path_patching(
     )
 
 
-class _Read(Exception):  # noqa: N818 - no error: ends a run as soon as the value is there
+class _Read(Exception):
     pass
 
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float
 
+from ..results.effects import Effects
 from ..results.head_scores import HeadScores
 from . import theme
 from .text import TIMES, label_text, number
-from .theme import Number
+from .theme import Number, metric_label
 
 Array = np.ndarray
 
-_HOVER = (
-    "<b>L%{y}H%{x}</b><br>score %{z:.4g}<br>95 % interval %{customdata[0]}<br>rank %{customdata[1]}"
-    "<br>KV group %{customdata[2]}<br>%{customdata[3]}<extra></extra>"
-)
 _MARGIN = {"l": 58, "r": 96, "b": 50}
 
 
 def heatmap(
-    scores: HeadScores,
+    scores: HeadScores | Effects,
     *,
     top_k: int = 10,
     limit: Number | tuple[Number, Number] | None = None,
@@ -35,7 +34,7 @@ def heatmap(
     Clicks carry the head as (y, x).
 
     Args:
-        scores: one detector's scores.
+        scores: one detector's scores, or effects. Effects of keys and values are those of KV heads.
         top_k: heads to outline; 0 for none.
         limit: range of the colours, so that heatmaps side by side share it: a number L for -L..L, or
             (low, high) around 0. Scores beyond it get the end colours, and the bar says so.
@@ -44,6 +43,8 @@ def heatmap(
     Raises:
         ValueError: for a negative ``top_k`` or a ``limit`` that does not enclose 0.
     """
+    if isinstance(scores, Effects):
+        scores = scores.to_head_scores()
     if not isinstance(scores, HeadScores):
         raise ValueError(f"heatmap draws one detector's HeadScores, got {type(scores).__name__}: scores['locos']")
     if top_k < 0:
@@ -52,8 +53,8 @@ def heatmap(
     scored = np.isfinite(score)
     low, high = _limits(score, limit)
     outlined = [cell for cell in scores.ranking()[:top_k] if score[cell] != 0]
-    plot = _Plot(scores.n_layers, scores.n_heads)
-    figure = go.Figure(layout=_layout(scores, plot, len(outlined), title))
+    plot, words = _Plot(scores.n_layers, scores.n_heads), _Words(scores)
+    figure = go.Figure(layout=_layout(scores, plot, words, len(outlined), title))
     # The same colours for a dark page; the report's script puts them in.
     figure.layout.meta = {"dark_colorscale": theme.zero_centred_scale(low, high, dark=True)}
     figure.add_trace(
@@ -65,18 +66,18 @@ def heatmap(
             colorbar=_color_bar(score, low, high, plot.height),
             showscale=bool(scored.any()),
             customdata=_hover_fields(scores),
-            hovertemplate=_HOVER,
+            hovertemplate=words.hover,
             hoverongaps=False,
             xgap=plot.gap,
             ygap=plot.gap,
-            name="score",
+            name=words.value,
         )
     )
     if scored.any():  # the bar's name stands below it, where it meets no tick label
         where = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "left", "yanchor": "top"}
-        figure.add_annotation(text="score", xshift=10, yshift=-12, showarrow=False, **where)
+        figure.add_annotation(text=words.value, xshift=10, yshift=-12, showarrow=False, **where)
     if not scored.all():
-        figure.add_trace(_gaps(scores, ~scored, plot))
+        figure.add_trace(_gaps(scores, ~scored, plot, words))
     for layer, head in outlined:
         figure.add_shape(
             type="rect",
@@ -104,6 +105,27 @@ class _Plot:
         self.yticks = theme.thin_ticks(n_layers, self.cell_height, 17)
 
 
+class _Words:
+    """What scores, effects, heads and KV heads are called; effects say what they are in their provenance."""
+
+    def __init__(self, scores: HeadScores) -> None:
+        told = scores.provenance.get("effects")
+        self.value, self.axis, self.head = "score", "head", "<b>L%{y}H%{x}</b>"
+        self.title, self.note = f"Head scores: {label_text(scores.detector)}", ""
+        group = "<br>KV group %{customdata[2]}"
+        if isinstance(told, Mapping):
+            kind, at, metric, positions = (str(told.get(k, "?")) for k in ("kind", "at", "metric", "positions"))
+            kind = {"attribution": "estimated total", "path": "path"}.get(kind, kind)
+            self.value, self.title = "effect", f"{label_text(kind).capitalize()} effect of {label_text(at)}"
+            self.note = metric_label(metric) + ("" if positions == "all" else f" ({label_text(positions)} positions)")
+            if told.get("head_axis") == "KV head":
+                self.axis, self.head, group = "KV head", "<b>layer %{y}, KV head %{x}</b>", ""
+        self.hover = (
+            f"{self.head}<br>{self.value} %{{z:.4g}}<br>95 % interval %{{customdata[0]}}<br>rank %{{customdata[1]}}"
+            f"{group}<br>%{{customdata[3]}}<extra></extra>"
+        )
+
+
 def _limits(score: Float[Array, "layer head"], limit: Number | tuple[Number, Number] | None) -> tuple[float, float]:
     """Ends of the colour bar, around 0."""
     if limit is None:
@@ -115,18 +137,18 @@ def _limits(score: Float[Array, "layer head"], limit: Number | tuple[Number, Num
     return float(low), float(high)
 
 
-def _layout(scores: HeadScores, plot: _Plot, n_outlined: int, title: str | None) -> go.Layout:
+def _layout(scores: HeadScores, plot: _Plot, words: _Words, n_outlined: int, title: str | None) -> go.Layout:
     top = 30 if title == "" else 76
-    heading = f"Head scores: {label_text(scores.detector)}" if title is None else label_text(title, 120)
-    notes = [theme.counted_label(scores)] + ([f"outlined: top {n_outlined}"] if n_outlined else [])
+    heading = words.title if title is None else label_text(title, 120)
+    notes = [words.note, theme.counted_label(scores), f"outlined: top {n_outlined}" if n_outlined else ""]
     return go.Layout(
         template=theme.TEMPLATE,
-        title={"text": heading, "subtitle": {"text": " · ".join(notes)}} if title != "" else None,
+        title={"text": heading, "subtitle": {"text": " · ".join(filter(None, notes))}} if title != "" else None,
         width=round(plot.width) + _MARGIN["l"] + _MARGIN["r"],
         height=round(plot.height) + top + _MARGIN["b"],
         margin=_MARGIN | {"t": top},
         dragmode="zoom",
-        xaxis=_axis("head", plot.xticks, scores.n_heads),
+        xaxis=_axis(words.axis, plot.xticks, scores.n_heads),
         yaxis=_axis("layer", plot.yticks, scores.n_layers),
     )
 
@@ -171,13 +193,13 @@ def _hover_fields(scores: HeadScores) -> list[list[list[object]]]:
     return [rows[start : start + scores.n_heads] for start in range(0, len(rows), scores.n_heads)]
 
 
-def _gaps(scores: HeadScores, missing: Bool[Array, "layer head"], plot: _Plot) -> go.Heatmap:
+def _gaps(scores: HeadScores, missing: Bool[Array, "layer head"], plot: _Plot, words: _Words) -> go.Heatmap:
     """The heads without a score: a cross instead of a colour, and the reason on hover."""
     unseen = ~np.asarray(scores.seen).any(0)
     reasons = np.where(
         unseen,
         "cannot see the needle: sliding-window layer",
-        "no score: not a finite number in any counted trial",
+        f"no {words.value}: not a finite number in any counted trial",
     )
     return go.Heatmap(
         z=np.where(missing, 1.0, np.nan).astype(np.float32),
@@ -187,7 +209,7 @@ def _gaps(scores: HeadScores, missing: Bool[Array, "layer head"], plot: _Plot) -
         showscale=False,
         text=np.where(missing, TIMES, "").tolist(),
         customdata=np.where(missing, reasons, "").tolist(),
-        hovertemplate="<b>L%{y}H%{x}</b><br>%{customdata}<extra></extra>",
+        hovertemplate=f"{words.head}<br>%{{customdata}}<extra></extra>",
         hoverongaps=False,
         texttemplate="%{text}",
         textfont={"size": int(min(plot.cell_width, plot.cell_height, 20) * 0.7), "color": "#808080"},

@@ -15,11 +15,14 @@ from plotly.offline import get_plotlyjs
 
 from ..results.files import to_json, write_atomic
 from ..results.head_scores import HeadScores
+from ..results.late_layers import LateLayers
 from ..results.scores import Scores
+from ..results.sweep import Sweep
 from . import tables, theme
 from .agreement import agreement
 from .heatmap import heatmap
 from .profile import layer_profile
+from .sections import ablation_section, late_section, plot, untitled
 from .text import TIMES, clean, html_text, number, percent, script_text
 
 CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
@@ -40,12 +43,20 @@ _DATES = ("date", "finished", "created", "started")
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
-def write_report(scores: Scores, path: str | Path) -> Path:
+def write_report(
+    scores: Scores,
+    path: str | Path,
+    *,
+    sweeps: Sweep | Mapping[str, Sweep] | None = None,
+    late: LateLayers | None = None,
+) -> Path:
     """Write the run as one self-contained HTML page: no network, plotly.js embedded once.
 
     Args:
         scores: a scoring run.
         path: the file to write; for an existing folder, ``report.html`` in it.
+        sweeps: ablations to add as "What happens without these heads": one, or several by name.
+        late: late-layer result to add as "Are they late because of how they are scored?".
 
     Returns:
         The file written (whole or not at all).
@@ -53,11 +64,11 @@ def write_report(scores: Scores, path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         path = path / "report.html"
-    write_atomic(path, render(scores).encode())
+    write_atomic(path, render(scores, sweeps=sweeps, late=late).encode())
     return path
 
 
-def render(scores: Scores) -> str:
+def render(scores: Scores, *, sweeps: Sweep | Mapping[str, Sweep] | None = None, late: LateLayers | None = None) -> str:
     """The page of `write_report` as text."""
     model = _mapping(scores.provenance.get("model"))
     figures: dict[str, go.Figure] = {}
@@ -67,6 +78,8 @@ def render(scores: Scores) -> str:
         "verdict": _verdict(scores),
         "detectors": _detectors(scores, figures),
         "comparison": _comparison(scores, figures),
+        "ablation": ablation_section(sweeps, figures),
+        "late": late_section(late, figures),
         "pass_rates": tables.pass_rates(scores.outcomes),
         "filters": _filters(scores),
         "answers": tables.answers(scores.outcomes),
@@ -135,7 +148,7 @@ def _detectors(scores: Scores, figures: dict[str, go.Figure]) -> str:
         panels.append(
             f'<div role="tabpanel" id="panel-{index}" aria-labelledby="tab-{index}"><h3>{html_text(name, 40)}</h3>'
             f"<p>{_MEANINGS.get(held.detector, '')} {_counted(held)}</p>"
-            f'<div class="row"><figure>{_plot(f"heatmap-{index}", _heatmap_summary(name, held))}'
+            f'<div class="row"><figure>{plot(f"heatmap-{index}", _heatmap_summary(name, held))}'
             f"<figcaption>{_heatmap_caption(held, len(figure.layout.shapes))}</figcaption></figure>"
             f"{tables.top_heads(held)}</div></div>"
         )
@@ -162,32 +175,22 @@ def _comparison(scores: Scores, figures: dict[str, go.Figure]) -> str:
     """Layer profiles, and from two detectors on their agreement."""
     if not scores:
         return ""
-    figures["profile"] = _untitled(layer_profile(scores))
-    profile = _plot("profile", _profile_summary(scores))
+    figures["profile"] = untitled(layer_profile(scores))
+    profile = plot("profile", _profile_summary(scores))
     sections = [
         '<section id="layers"><h2>Where in the model</h2><p>Share of the positive score mass that each layer holds. '
         "The band is the 95&nbsp;% bootstrap over trials (for random: over seeds), the diamond the centre of mass "
         f"from 0 (first layer) to 1 (last).</p><figure>{profile}</figure></section>"
     ]
     if len(scores) > 1:
-        figures["agreement"] = _untitled(agreement(scores))
+        figures["agreement"] = untitled(agreement(scores))
         summary = f"Agreement of {len(scores)} detectors: Spearman correlation and overlap of the top 10, as a matrix."
         sections.append(
             '<section id="agreement"><h2>Do the detectors agree?</h2><p>Below the diagonal: Spearman rank correlation '
             "over all heads. Above: share of the top 10 heads that two detectors have in common.</p>"
-            f"<figure>{_plot('agreement', summary)}</figure></section>"
+            f"<figure>{plot('agreement', summary)}</figure></section>"
         )
     return "".join(sections)
-
-
-def _untitled(figure: go.Figure) -> go.Figure:
-    """The figure for a page whose heading says what its title would say."""
-    spare = figure.layout.margin.t - 34
-    return figure.update_layout(title=None, margin_t=34, height=figure.layout.height - spare)
-
-
-def _plot(name: str, summary: str) -> str:
-    return f'<div class="plot" role="img" data-figure="{name}" aria-label="{html_text(summary)}"></div>'
 
 
 def _heatmap_summary(name: str, held: HeadScores) -> str:

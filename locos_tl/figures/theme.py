@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
+from .text import label_text
+
 if TYPE_CHECKING:
     from ..results.head_scores import HeadScores
 
@@ -32,6 +34,11 @@ DETECTOR_COLORS = {
     "headkv": "#56b4e9",
     "cri": "#9a6fd0",
     "random": "#8a8f98",
+    "total": "#a6761d",
+    "direct": "#c8609a",
+    "indirect": "#7a4ea3",
+    "attribution": "#d4a72c",
+    "baseline": "#59636e",
 }
 _OTHER_COLORS = ("#b8860b", "#4b8b3b", "#a0522d", "#5f6caf", "#2f8f9d", "#b5527a")
 
@@ -74,8 +81,46 @@ TEMPLATE = go.layout.Template(
 
 
 def detector_color(name: str) -> str:
-    """The detector's colour in every figure; a detector of your own gets one by its name."""
+    """The detector's colour in every figure; a detector of your own gets one by its name.
+
+    The worst heads of a detector ("bottom-locos") have its colour too: `line_dash` tells them apart.
+    """
+    name = name.removeprefix("bottom-")
     return DETECTOR_COLORS.get(name) or _OTHER_COLORS[zlib.crc32(name.encode("utf-8", "replace")) % len(_OTHER_COLORS)]
+
+
+def line_dash(name: str) -> str:
+    """How a method's line is drawn, so that colour is never the only difference between two."""
+    if name.startswith("bottom-"):
+        return "dot"
+    return {"random": "dash", "baseline": "dash", "attribution": "dash", "direct": "dashdot", "indirect": "dot"}.get(
+        name, "solid"
+    )
+
+
+def method_label(name: str, limit: int | None = 30) -> str:
+    """A method's name for a reader: effects are called effects, and the worst heads of a detector so."""
+    if name in ("total", "direct", "indirect"):
+        return f"{name} effect"
+    if name.startswith("bottom-"):
+        return f"{label_text(name.removeprefix('bottom-'), limit)}, worst heads"
+    return {"attribution": "attribution patching", "random": "random heads"}.get(name) or label_text(name, limit)
+
+
+METRIC_LABELS = {
+    "rouge_l": "ROUGE-L",
+    "contains": "answer in the text",
+    "f1": "F1",
+    "em": "exact match",
+    "exact_match": "exact match",
+    "logit_diff": "logit difference",
+    "answer_logprob": "log-probability of the answer",
+}
+
+
+def metric_label(name: str) -> str:
+    """A metric's name for a reader."""
+    return METRIC_LABELS.get(name) or label_text(name)
 
 
 def translucent(color: str, alpha: float) -> str:

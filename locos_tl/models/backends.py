@@ -216,6 +216,7 @@ class FusedView:
 
     def __init__(self, hf_model: nn.Module) -> None:
         self.model: Any = hf_model
+        self.stack: Any = None  # of `stack.plain_stack`, which builds it once
         self.device = next(hf_model.parameters()).device
         self.keeps_last = "logits_to_keep" in inspect.signature(hf_model.forward).parameters
 
@@ -296,6 +297,7 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def original(component: Any) -> Any:
+    """The module that a bridge component wraps, or the module itself."""
     return getattr(component, "original_component", None) or component
 
 

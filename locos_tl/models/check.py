@@ -290,6 +290,7 @@ def _exact_sums_to_logit(p: _Probe) -> CheckRow:
 
 
 def soft_cap(model: HookedModel) -> float:
+    """The cap on the final logits (Gemma-2), or 0."""
     cap = getattr(model.hooked.cfg, "output_logits_soft_cap", -1.0)
     return float(cap) if cap and cap > 0 else 0.0
 

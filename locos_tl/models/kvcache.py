@@ -8,6 +8,7 @@ without a copy. Sliding-window layers forget old keys, so their small state is s
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -71,6 +72,11 @@ class HFCache:
             if part.is_sliding:
                 part.cumulative_length = length
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that its keys and values take."""
+        return sum(part.keys.nbytes + part.values.nbytes for part in self.native.layers if part.is_initialized)
+
     def borrow(self, other: HFCache, below: int, length: int) -> None:
         """Show the first ``length`` positions of another cache in the layers below ``below`` (references, no copy).
 
@@ -101,6 +107,16 @@ class HFCache:
         if held is None:
             raise RuntimeError(f"layer {layer} holds no values before position {start}")
         return held.transpose(0, 1)
+
+
+def stacked(caches: Sequence[HFCache]) -> Any:
+    """One native cache with a row for each of these caches, which hold equally many tokens."""
+    native = copy.copy(caches[0].native)
+    native.layers = [copy.copy(part) for part in native.layers]
+    for index, part in enumerate(native.layers):
+        rows = [cache.native.layers[index] for cache in caches]
+        part.keys, part.values = torch.cat([row.keys for row in rows]), torch.cat([row.values for row in rows])
+    return native
 
 
 def _read_only(part: Any) -> Any:

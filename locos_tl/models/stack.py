@@ -297,7 +297,7 @@ def plain_stack(model: HookedModel) -> PlainStack | None:
     """The fused view as a stack, where the model has one."""
     if model.fused is None or not isinstance(model.backend, BridgeBackend):
         return None
-    if not hasattr(model.fused, "stack"):
+    if model.fused.stack is None:
         model.fused.stack = PlainStack(model.fused, model.backend)
     return model.fused.stack
 

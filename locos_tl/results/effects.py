@@ -182,6 +182,19 @@ class Effects:
         provenance = dict(self.provenance) | {"difference": [self.kind, other.kind]}
         return replace(self, kind=kind, per_trial=self.per_trial - other.per_trial, provenance=provenance)
 
+    def agreement(self, other: Effects, ks: Sequence[int] = (10, 20, 50)) -> dict[str, float]:
+        """How far two effects agree over heads: Pearson, Spearman, Kendall and overlap at k of their means.
+
+        Raises:
+            ValueError: for effects of different trials or heads.
+        """
+        self._require_same(other, ("trial_ids",))
+        found = statistics.rank_agreement(self.mean, other.mean, ks)
+        both = np.isfinite(self.mean) & np.isfinite(other.mean)
+        x, y = self.mean[both], other.mean[both]
+        varied = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+        return {"pearson": float(np.corrcoef(x, y)[0, 1]) if varied else float("nan"), **found}
+
     @classmethod
     def stack(cls, parts: Sequence[Effects]) -> Effects:
         """Join effects of different trials of one model.

@@ -40,6 +40,18 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise
 
 
+def result_path(path: str | Path, name: str) -> Path:
+    """Where a one-file result lies: ``name`` in an existing folder, else the path, with the suffix of ``name``.
+
+    >>> str(result_path("runs/first", "sweep.jsonl"))
+    'runs/first.jsonl'
+    """
+    path, suffix = Path(path), Path(name).suffix
+    if path.is_dir():
+        return path / name
+    return path if path.suffix == suffix else path.with_name(path.name + suffix)
+
+
 def plain(value: Any) -> Any:
     """A JSON-safe copy: numpy scalars become Python's, NaN and infinities null, sets sorted lists."""
     if isinstance(value, Mapping):
@@ -116,6 +128,11 @@ def read_jsonl(path: Path) -> Iterator[Any]:
     Raises:
         ResultFileError: naming the line that cannot be read.
     """
+    return (value for _, value in read_numbered_jsonl(path))
+
+
+def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+    """`read_jsonl` with the number of each line, for a reader that has more to say about it."""
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except FileNotFoundError:
@@ -126,7 +143,7 @@ def read_jsonl(path: Path) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            yield _strict(line)
+            yield number, _strict(line)
         except (ValueError, RecursionError) as error:
             raise ResultFileError(f"{path}, line {number}: {error}") from error
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,19 @@ class HeadScores:
         if trial_id not in self.trial_ids:
             raise ValueError(f"no trial {trial_id!r} among {self.n_trials} counted trials of {self.detector!r}")
         return statistics.rank_heads(self.counted[self.trial_ids.index(trial_id)])
+
+    def over(self, trial_ids: Sequence[str]) -> HeadScores:
+        """The scores of some of the trials, in the order asked for.
+
+        Raises:
+            ValueError: for a trial that is not among the counted ones.
+        """
+        place = {trial_id: row for row, trial_id in enumerate(self.trial_ids)}
+        if lost := [trial_id for trial_id in trial_ids if trial_id not in place]:
+            raise ValueError(f"no trial {lost[0]!r} among {self.n_trials} counted trials of {self.detector!r}")
+        rows = [place[trial_id] for trial_id in trial_ids]
+        assert self.seen is not None
+        return replace(self, per_trial=self.per_trial[rows], trial_ids=tuple(trial_ids), seen=self.seen[rows])
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, score, ci_low, ci_high, rank, kv_group, n_trials, sees_needle."""

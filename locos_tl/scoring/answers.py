@@ -18,15 +18,17 @@ _WORD_END = re.compile(r"[^a-z0-9](?=[a-z0-9]*\Z)", re.IGNORECASE)
 
 
 @cache
-def _scorer() -> Any:
+def rouge(kind: str) -> Any:
+    """Scorer of "rouge1" or "rougeL", with stemming: ``rouge(kind)(gold, text)`` has precision, recall, fmeasure."""
     from rouge_score import rouge_scorer  # 1 s: it brings nltk along
 
-    return rouge_scorer.RougeScorer(["rouge1"], use_stemmer=True)
+    scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
+    return lambda gold, text: scorer.score(gold, text)[kind]
 
 
 def rouge1_recall(text: str, gold: str) -> float:
     """ROUGE-1 recall of ``gold`` in ``text`` x 100, with stemming; 0 for an empty text."""
-    return 100.0 * float(_scorer().score(gold, text)["rouge1"].recall)
+    return 100.0 * float(rouge("rouge1")(gold, text).recall)
 
 
 def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -147,6 +147,7 @@ class _Reader:
         reads: frozenset[str],
         variant: str,
     ) -> None:
+        self.needle_span = trial.require_needle()
         self.model, self.trial, self.start, self.ids, self.reads = model, trial, start, ids, reads
         self.answer_steps, self.variant, self.exact = answer_steps, variant, variant == "exact"
         n = trial.n_tokens
@@ -173,7 +174,7 @@ class _Reader:
     # --- one layer -------------------------------------------------------------------------------
 
     def read(self, layer: LayerRead) -> None:
-        start, end = (max(0, edge - layer.first_key) for edge in self.trial.needle_span)
+        start, end = (max(0, edge - layer.first_key) for edge in self.needle_span)
         if "phi" in self.reads and self.directions is not None:
             Wu = layer_directions(self.model, layer, self.directions, self.variant)
             phi = contributions(layer.pattern[:, self.rows], layer.values, Wu)
@@ -212,7 +213,7 @@ class _Reader:
                     f"trial {self.trial.trial_id!r}: {name} is not finite on {self.model.info.name} "
                     f"(dtype {self.model.info.dtype}); load with dtype=torch.float32"
                 )
-        n, end = self.trial.n_tokens, self.trial.needle_span[1]
+        n, end = self.trial.n_tokens, self.needle_span[1]
         first_step = self.answer_steps[0] if self.answer_steps else 0
         window_first = max(0, n - WINDOW)
         windows = self.model.windows
@@ -221,7 +222,7 @@ class _Reader:
             n_heads=self.model.n_heads,
             ids=self.ids,
             n_prompt=n,
-            needle_span=self.trial.needle_span,
+            needle_span=self.needle_span,
             answer_steps=self.answer_steps,
             n_keys=self.n_keys,
             seen=torch.tensor([_sees(w, n - 1 + first_step, end) for w in windows]),

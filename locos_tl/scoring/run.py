@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..models.check import versions
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
 from ..results.files import plain
 from ..results.head_scores import HeadScores
 from ..results.scores import Scores, TrialOutcome
-from ..trials.needle import fingerprint, warn_if_repeating
+from ..runs import model_settings, prepare_trials, trials_settings
 from ..trials.trial import Trial, TrialGrid
 from .answers import GATE_THRESHOLD, answer_steps, decode_text, rouge1_recall, settled
 from .detectors import RANDOM_SEEDS, Detector, random_scores, resolve
 from .measure import TOP_KEYS, VARIANTS, WINDOW, decode_trial, measure, segment_start
-from .records import RecordStore, TrialRecord, trial_digest
+from .records import RecordStore, TrialRecord
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +83,7 @@ def score_heads(
     Raises:
         NoTrialPassed: when no trial passes the gate; the message shows three failed answers. With ``out``
             the answers and the detectors without a gate are saved all the same.
-        ValueError: for trials of another tokenizer, too long for the model, or with repeated ids.
+        ValueError: for trials of another tokenizer, too long for the model, without a needle, or with repeated ids.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     if variant not in VARIANTS:
@@ -97,7 +94,7 @@ def score_heads(
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     chosen, with_random = resolve(detectors)
     plan = Plan(tuple(chosen), variant, max_new_tokens)
-    ready = prepare_trials(model, trials, plan)
+    ready = scorable(model, trials, plan)
     settings = run_settings(model, plan, with_random)
     with ExitStack() as stack:
         store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None
@@ -185,73 +182,22 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
     return TrialRecord(outcome, scores, seen)
 
 
-def prepare_trials(model: HookedModel, trials: TrialGrid | Sequence[Trial] | Trial, plan: Plan) -> list[Trial]:
-    """Bind, name and check trials before any of them costs time."""
-    if model.tokenizer is None:
-        raise ValueError(f"{model.info.name} has no tokenizer, and answers are text: load_model(..., tokenizer=...)")
-    if isinstance(trials, Trial):
-        trials = [trials]
-    bound = list(trials.bind(model.tokenizer) if isinstance(trials, TrialGrid) else trials)
-    if not bound:
-        raise ValueError("no trials given")
-    ready = [t if t.trial_id else replace(t, trial_id=f"trial-{i:04d}") for i, t in enumerate(bound)]
-    ids = [trial.trial_id for trial in ready]
-    if len(set(ids)) < len(ids):
-        twice = next(i for i in ids if ids.count(i) > 1)
-        raise ValueError(f"the trial id {twice!r} occurs {ids.count(twice)} times")
-    mine, limit, d_vocab = fingerprint(model.tokenizer), model.geometry.n_ctx, model.geometry.d_vocab
+def scorable(model: HookedModel, trials: TrialGrid | Sequence[Trial] | Trial, plan: Plan) -> list[Trial]:
+    """Checked trials that have a needle, in front of the window that some detectors look back from."""
+    ready = prepare_trials(model, trials, plan.max_new_tokens)
     for trial in ready:
-        if trial.tokenizer and trial.tokenizer != mine:
-            raise ValueError(
-                f"trial {trial.trial_id!r} was made for another tokenizer than that of {model.info.name}: "
-                "bind the TrialGrid to this model, trials.bind(model)"
-            )
-        given = trial.generated_ids
-        length = trial.n_tokens + (plan.max_new_tokens if given is None else len(given))
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"trial {trial.trial_id!r} needs {length} tokens (prompt {trial.n_tokens}), the context limit of "
-                f"{model.info.name} is {limit}. Nothing is cut: use shorter trials."
-            )
-        if (largest := max((*trial.prompt_ids, *(given or ())))) >= d_vocab:
-            raise ValueError(f"trial {trial.trial_id!r} holds token {largest}, the vocabulary ends at {d_vocab - 1}")
-        if trial.n_tokens < 2:
-            raise ValueError(f"trial {trial.trial_id!r} has a prompt of {trial.n_tokens} token; at least 2 are needed")
-        if "window" in plan.reads and trial.needle_span[1] > trial.n_tokens - WINDOW:
+        _, end = trial.require_needle()
+        if "window" in plan.reads and end > trial.n_tokens - WINDOW:
             raise ValueError(
                 f"trial {trial.trial_id!r}: the needle ends inside the last {WINDOW} prompt tokens, from which headkv "
                 "looks back at it; put text behind the needle or leave 'headkv' out of detectors"
             )
-    warn_if_repeating(ready)
-    distinct = len({trial.prompt_ids for trial in ready})
-    if distinct < len(ready):
-        warnings.warn(
-            f"only {distinct} of {len(ready)} trials have a prompt of their own; repeats make intervals too narrow. "
-            "Ask for fewer trials, or give more needles, lengths or depths.",
-            stacklevel=3,
-        )
     return ready
 
 
 def run_settings(model: HookedModel, plan: Plan, with_random: bool) -> dict[str, Any]:
     """Everything besides the trials that decides what a score is; a resumed run must agree with it."""
-    info = model.info
-    return {
-        "model": {
-            "name": info.name,
-            "revision": info.revision,
-            "weights": model.weights_fingerprint(),
-            "dtype": info.dtype,
-            "backend": info.backend,
-            "attention": {"hooked": "eager", "prefill": info.prefill},
-            "processing": dict(info.processing),
-            "n_layers": model.n_layers,
-            "n_heads": model.n_heads,
-            "n_key_value_heads": model.n_key_value_heads,
-            "sliding_window_layers": list(model.geometry.sliding_layers),
-        },
-        "tokenizer": fingerprint(model.tokenizer),
-        "versions": versions(),
+    return model_settings(model) | {
         "scoring": {
             "detectors": [d.name for d in plan.detectors] + (["random"] if with_random else []),
             "variant": plan.variant,
@@ -278,15 +224,7 @@ def collect(
     n_passed = sum(outcome.passed for outcome in outcomes)
     if n_passed < len(outcomes):
         log.info("%d of %d trials passed the gate; only they count for gated detectors", n_passed, len(outcomes))
-    provenance = settings | {
-        "trials": {
-            "count": len(trials),
-            "passed": n_passed,
-            "digest": hashlib.sha256("".join(map(trial_digest, trials)).encode()).hexdigest()[:24],
-            "templates": sorted({trial.template for trial in trials}),
-            "haystacks": sorted({trial.haystack for trial in trials}),
-        },
-    }
+    provenance = settings | {"trials": trials_settings(trials) | {"passed": n_passed}}
     heads: dict[str, HeadScores] = {}
     for detector in plan.detectors:
         counted = [record for record in records if detector.name in record.scores]

@@ -171,7 +171,7 @@ def _plain_text(haystack: Haystack) -> str:
 _TOKENISED: dict[tuple[int, int], tuple[Haystack, Any, list[list[int]]]] = {}
 
 
-def _tokenised(haystack: Haystack, tokenizer: Any) -> list[list[int]]:
+def tokenised(haystack: Haystack, tokenizer: Any) -> list[list[int]]:
     """Tokenise a haystack once per tokenizer object (the entry keeps both alive, so ids stay unique)."""
     key = (id(haystack), id(tokenizer))
     if key not in _TOKENISED:
@@ -183,7 +183,7 @@ def _tokenised(haystack: Haystack, tokenizer: Any) -> list[list[int]]:
 
 def _endless(haystack: Haystack, tokenizer: Any) -> Iterator[tuple[list[int], bool]]:
     """The sentences' token ids, round after round, each with whether its text is there for the first time."""
-    once = _tokenised(haystack, tokenizer)
+    once = tokenised(haystack, tokenizer)
     if not any(once):
         raise ValueError(f"haystack {haystack.name!r}: this tokenizer makes no tokens of it")
     seen: set[str] = set()

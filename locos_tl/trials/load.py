@@ -7,24 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from ..results.files import ResultFileError, read_jsonl
+from .babi import babi
+from .babilong import babilong
+from .controls import arithmetic, city_country, popqa
+from .musique import musique
 from .niah import niah
 from .nolima import nolima
 from .nonliteral import custom, nonliteral
 from .trial import Trial, TrialGrid, read_trials
 
-SETS: dict[str, Callable[..., TrialGrid]] = {"nonliteral": nonliteral, "nolima": nolima, "niah": niah}
+SETS: dict[str, Callable[..., TrialGrid]] = {
+    "nonliteral": nonliteral,
+    "nolima": nolima,
+    "niah": niah,
+    "babi": babi,
+    "babilong": babilong,
+    "musique": musique,
+    "city_country": city_country,
+    "arithmetic": arithmetic,
+    "popqa": popqa,
+}
 
 
 def load_trials(name: str | Path, n: int | None = None, **options: Any) -> TrialGrid | Sequence[Trial]:
     """Trials of a named set, or from a file of yours.
 
     Args:
-        name: "nonliteral" (bundled), "nolima" (from the Hub, or ``path=`` a local folder), "niah" (``path=``
-            a local folder); or the path of a JSON-lines file: trials written by `save_trials`, or needles with the five
-            fields id, relation, needle, question, answer.
+        name: needles: "nonliteral" (bundled), "nolima" (from the Hub, or ``path=`` a local folder), "niah"
+            (``path=`` a local folder); several facts: "babi" (bundled), "babilong", "musique" (from the Hub or
+            ``path=``); closed book: "city_country", "arithmetic" (bundled), "popqa" (from the Hub or ``path=``). Or the
+            path of a JSON-lines file: trials written by `save_trials`, or needles with the five fields id, relation,
+            needle, question, answer.
         n: number of trials; default: what the set says.
         options: passed to the set: ``lengths``, ``depths``, ``seed``, ``haystack``, ``path``, ``kinds``,
-            ``template``, ``tokenizer`` ...; see `nonliteral`, `nolima`, `niah`, `custom`.
+            ``template``, ``tokenizer`` ...; see the function of the set's name, and `custom` for needles of yours.
 
     Raises:
         ValueError: for an unknown set or option.

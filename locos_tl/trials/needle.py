@@ -8,10 +8,12 @@ special token, and the needle must occur once.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 import warnings
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from .haystack import Haystack, encode_all, encode_start
@@ -111,13 +113,11 @@ def build(recipe: Recipe, tokenizer: Any) -> Trial:
     after = [token for ids in sentences[place:] for token in ids][:room]
     if len(after) != room:
         raise RuntimeError(f"{recipe.trial_id}: the context came out {room - len(after)} tokens short")
-    return _assemble(
+    return assemble(
         tokenizer,
         recipe.template,
-        [*before, *lead],
-        needle,
-        [*trail, *after],
-        needle=recipe.needle,
+        [[*before, *lead], needle, [*trail, *after]],
+        {1: recipe.needle},
         question=recipe.question,
         answer=recipe.answer,
         trial_id=recipe.trial_id,
@@ -164,34 +164,53 @@ def compose(
             raise ValueError(f"the needle {needle.strip()[:60]!r} occurs a second time in the context")
     first, middle, last = (encode_all(tokenizer, [text])[0] if text else [] for text in (before, needle, after))
     about.setdefault("length", len(first) + len(middle) + len(last))
-    return _assemble(tokenizer, template, first, middle, last, needle=needle, question=question, answer=answer, **about)
+    return assemble(tokenizer, template, [first, middle, last], {1: needle}, question=question, answer=answer, **about)
 
 
-def _assemble(
+def assemble(
     tokenizer: Any,
     template: PromptTemplate,
-    before: list[int],
-    needle_ids: list[int],
-    after: list[int],
+    pieces: Sequence[list[int]],
+    facts: Mapping[int, str],
+    needle: int | None = None,
     *,
-    needle: str,
     question: str,
     **about: Any,
 ) -> Trial:
+    """Join the token ids of a context's pieces, and of the words around it, into a trial.
+
+    Args:
+        tokenizer: made the ids.
+        template: the words around the context.
+        pieces: the context in order; none for a closed-book question.
+        facts: text of the pieces whose spans are tracked, by their place among the pieces.
+        needle: which of the facts holds the answer; default: the only one.
+        question: asked after the context.
+        about: further fields of `Trial`, ``answer`` among them.
+
+    Raises:
+        ValueError: when context or question hold a special token, or a fact does not read back from its ids.
+    """
     head, tail = frame(tokenizer, template, question)
     where = f"{about['trial_id']}: " if about.get("trial_id") else ""
-    _require_plain(tokenizer, [*before, *needle_ids, *after], f"{where}the context or needle")
+    ids = [*head, *chain.from_iterable(pieces), *tail]
+    _require_plain(tokenizer, ids[len(head) : len(ids) - len(tail)], f"{where}the context or needle")
     _require_plain(tokenizer, encode_all(tokenizer, [question])[0] if question else [], f"{where}the question")
-    start = len(head) + len(before)
-    ids = [*head, *before, *needle_ids, *after, *tail]
-    span = (start, start + len(needle_ids))
-    decoded = tokenizer.decode(ids[span[0] : span[1]], clean_up_tokenization_spaces=False)
-    if _squeeze(decoded) != _squeeze(needle):
-        raise ValueError(f"{where}this tokenizer cannot hold the needle: it reads back as {decoded!r}, not {needle!r}")
+    starts = list(accumulate(map(len, pieces), initial=len(head)))
+    spans = {place: (starts[place], starts[place + 1]) for place in sorted(facts)}
+    for place, (start, end) in spans.items():
+        decoded = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+        if _squeeze(decoded) != _squeeze(facts[place]):
+            raise ValueError(
+                f"{where}this tokenizer cannot hold the needle: it reads back as {decoded!r}, not {facts[place]!r}"
+            )
+    if needle is None and len(facts) == 1:
+        needle = next(iter(facts))
     return Trial(
         prompt_ids=tuple(ids),
-        needle_span=span,
-        needle=needle,
+        needle_span=None if needle is None else spans[needle],
+        needle="" if needle is None else facts[needle],
+        supports=tuple(spans.values()) if len(spans) > 1 else (),
         question=question,
         tokenizer=fingerprint(tokenizer),
         template=template_hash(tokenizer, template),
@@ -270,7 +289,7 @@ def _control_ids(tokenizer: Any) -> set[int]:
 
 
 def _squeeze(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(unicodedata.normalize("NFC", text).split())  # some tokenizers compose accents
 
 
 def fingerprint(tokenizer: Any) -> str:

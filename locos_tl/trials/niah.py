@@ -18,6 +18,7 @@ from .haystack import Haystack, read_haystacks, split_sentences
 from .needle import PromptTemplate, Recipe, build
 from .nonliteral import DEPTHS, balanced, grid_cells
 from .public import existing, numbered
+from .tables import text_field
 from .trial import TrialGrid
 
 LENGTHS = (500, 1_000, 2_000, 4_000)
@@ -99,7 +100,7 @@ def niah(
             )
         )
         turn[which] += 1
-    return TrialGrid(recipes, build, getattr(tokenizer, "tokenizer", None) or tokenizer)
+    return TrialGrid(recipes, build, tokenizer)
 
 
 def read_needles(path: Path) -> list[LiteralNeedle]:
@@ -113,10 +114,9 @@ def read_needles(path: Path) -> list[LiteralNeedle]:
         where = f"{path}, needle {number}"
         if not isinstance(row, dict):
             raise ResultFileError(f"{where}: not a JSON object")
-        for field in ("needle", "question", "real_needle"):
-            if not isinstance(row.get(field), str) or not row[field].strip():
-                raise ResultFileError(f"{where}, field {field!r}: missing, empty or not text")
-        needles.append(LiteralNeedle(row["needle"].strip(), row["real_needle"].strip(), row["question"].strip()))
+        needles.append(
+            LiteralNeedle(*(text_field(row, name, where).strip() for name in ("needle", "real_needle", "question")))
+        )
     if not needles:
         raise ResultFileError(f"{path}: holds no needles")
     return needles

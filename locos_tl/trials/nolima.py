@@ -19,6 +19,7 @@ from .haystack import Haystack, read_haystacks
 from .needle import PromptTemplate, Recipe, build
 from .nonliteral import absent_names, balanced, grid_cells
 from .public import PublicData, dataset_folder, numbered
+from .tables import text_field
 from .trial import TrialGrid
 
 NOLIMA = PublicData(
@@ -118,7 +119,7 @@ def nolima(
                 literal=kind in LITERAL_KINDS,
             )
         )
-    return TrialGrid(recipes, build, getattr(tokenizer, "tokenizer", None) or tokenizer)
+    return TrialGrid(recipes, build, tokenizer)
 
 
 def draw_tests(
@@ -216,12 +217,12 @@ def _entry(row: Any, where: str, template: PromptTemplate | None) -> Entry:
     if not entry_id:
         raise ResultFileError(f"{where}, field 'id': missing or empty")
     where = f"{where} ({entry_id})"
-    needle = _text(row, "needle", where)
+    needle = text_field(row, "needle", where)
     if "{CHAR}" not in needle:
         raise ResultFileError(f"{where}, field 'needle': holds no {{CHAR}}")
     questions = _table(row, "questions", where)
     for kind in questions:
-        _text(questions, kind, f"{where}, field 'questions'")
+        text_field(questions, kind, f"{where}, field 'questions'")
     names = _texts(row.get("character_set"), f"{where}, field 'character_set'")
     tests = {
         test: _texts(
@@ -250,7 +251,7 @@ def _entry(row: Any, where: str, template: PromptTemplate | None) -> Entry:
 
 
 def _template(row: dict[str, Any], where: str) -> PromptTemplate:
-    text = _text(row, "task_template", where)
+    text = text_field(row, "task_template", where)
     if text.count("{haystack}") != 1 or "{question}" not in text.partition("{haystack}")[2]:
         raise ResultFileError(f"{where}, field 'task_template': must hold {{haystack}} once and {{question}} behind it")
     before, _, after = text.partition("{haystack}")
@@ -260,13 +261,6 @@ def _template(row: dict[str, Any], where: str) -> PromptTemplate:
     if not isinstance(system, str | None):
         raise ResultFileError(f"{where}, field 'system_prompt': not text")
     return PromptTemplate(before, after, system if system and system.strip() else None)
-
-
-def _text(row: Mapping[str, Any], field: str, where: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise ResultFileError(f"{where}, field {field!r}: missing, empty or not text")
-    return value
 
 
 def _table(row: Mapping[str, Any], field: str, where: str) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def nonliteral(
                 literal=kind == "literal",
             )
         )
-    return TrialGrid(recipes, build, getattr(tokenizer, "tokenizer", None) or tokenizer)
+    return TrialGrid(recipes, build, tokenizer)
 
 
 def custom(
@@ -164,7 +164,7 @@ def custom(
                 literal=row.get("literal"),
             )
         )
-    return TrialGrid(recipes, build, getattr(tokenizer, "tokenizer", None) or tokenizer)
+    return TrialGrid(recipes, build, tokenizer)
 
 
 def five_orders(haystack: Haystack, seed: int) -> list[Haystack]:
@@ -228,6 +228,19 @@ def balanced(items: Sequence[T], n: int, rng: random.Random) -> list[T]:
     drawn = list(islice(cycle(pool), n))
     rng.shuffle(drawn)
     return drawn
+
+
+def distinct(items: Sequence[T], n: int, rng: random.Random, name: str) -> list[T]:
+    """n different items in random order.
+
+    Raises:
+        ValueError: when there are fewer, or n is not positive.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    if n > len(items):
+        raise ValueError(f"{name} holds {len(items)} questions, so n={n} cannot be had; ask for fewer")
+    return rng.sample(list(items), n)
 
 
 def _checked_kinds(kinds: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ class PublicData:
     Attributes:
         name: as in `load_trials`.
         repo_id: Hub id.
-        files: patterns of the files that are fetched; a copy without a match for each is not complete.
+        files: patterns of the files that are fetched; a copy without a match for each is not complete. Patterns joined
+            by "|" are layouts of which one will do.
         licence: one remark for the user.
     """
 
@@ -90,16 +91,18 @@ def _snapshot(data: PublicData, local_only: bool) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    patterns = [pattern for choice in data.files for pattern in choice.split("|")]
     try:
         folder = snapshot_download(
-            data.repo_id, repo_type="dataset", allow_patterns=list(data.files), local_files_only=local_only
+            data.repo_id, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only
         )
     except LocalEntryNotFoundError:
         if not local_only:
             raise
         return None
     found = Path(str(folder))
-    return found if all(any(found.glob(pattern)) for pattern in data.files) else None
+    there = (any(any(found.glob(pattern)) for pattern in choice.split("|")) for choice in data.files)
+    return found if all(there) else None
 
 
 def _advice(data: PublicData, why: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,8 +24,11 @@ class Trial:
 
     Attributes:
         prompt_ids: the whole prompt, chat template and BOS included.
-        needle_span: [start, end) of the needle in ``prompt_ids``.
+        needle_span: [start, end) of the needle in ``prompt_ids``: the span that holds the answer. None where there is
+            none to look at (closed book): such a trial can be answered and ablated, not scored.
         answer: the gold answer (the name in the needle).
+        aliases: other answers that are as good.
+        supports: [start, end) of every fact that the answer needs, in the order of the text, where there are several.
         kind: "onehop", "twohop" or "literal"; free text for your own.
         literal: True when the question repeats the needle's words.
         length: asked context length in tokens (haystack and needle, without question and chat markup).
@@ -37,7 +41,7 @@ class Trial:
     """
 
     prompt_ids: tuple[int, ...]
-    needle_span: tuple[int, int]
+    needle_span: tuple[int, int] | None
     answer: str
     trial_id: str = ""
     question: str = ""
@@ -54,22 +58,26 @@ class Trial:
     tokenizer: str = ""
     template: str = ""
     generated_ids: tuple[int, ...] | None = None
+    aliases: tuple[str, ...] = ()
+    supports: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         ids = _ids(self.prompt_ids, "prompt_ids")
         object.__setattr__(self, "prompt_ids", ids)
         if self.generated_ids is not None:
             object.__setattr__(self, "generated_ids", _ids(self.generated_ids, "generated_ids"))
-        if len(self.needle_span) != 2:
-            raise ValueError(f"needle_span is [start, end), got {len(self.needle_span)} numbers")
-        start, end = (int(edge) for edge in self.needle_span)
-        object.__setattr__(self, "needle_span", (start, end))
-        if not 0 <= start < end <= len(ids):
-            raise ValueError(f"needle_span [{start}, {end}) is empty or outside the prompt of {len(ids)} tokens")
-        if end - start == len(ids):
+        if self.needle_span is not None:
+            object.__setattr__(self, "needle_span", _span(self.needle_span, "needle_span"))
+        object.__setattr__(self, "supports", _spans(self.supports, "supports"))
+        tracked = [("needle_span", self.needle_span)] if self.needle_span else []
+        for name, (start, end) in (*tracked, *(("supports", span) for span in self.supports)):
+            if not 0 <= start < end <= len(ids):
+                raise ValueError(f"{name} [{start}, {end}) is empty or outside the prompt of {len(ids)} tokens")
+        if self.needle_span == (0, len(ids)):
             raise ValueError("the needle span is the whole prompt: there is nothing to contrast it with")
         if not isinstance(self.answer, str) or not self.answer.strip():
             raise ValueError(f"the gold answer is empty or not text: {self.answer!r}")
+        object.__setattr__(self, "aliases", _texts(self.aliases, "aliases"))
 
     @classmethod
     def from_ids(cls, ids: Iterable[Any], needle: tuple[int, int], answer: str, **about: Any) -> Trial:
@@ -121,6 +129,25 @@ class Trial:
         """Length of the whole prompt."""
         return len(self.prompt_ids)
 
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The gold answer and its aliases."""
+        return (self.answer, *self.aliases)
+
+    def require_needle(self) -> tuple[int, int]:
+        """The needle's span.
+
+        Raises:
+            ValueError: when the trial has none.
+        """
+        if self.needle_span is None:
+            raise ValueError(f"trial {self.trial_id!r} has no needle (closed book): it can be ablated, not scored")
+        return self.needle_span
+
+    def prompt_digest(self) -> str:
+        """Identity of the prompt, whatever the trial is called and asks for."""
+        return hashlib.sha256(repr(self.prompt_ids).encode()).hexdigest()[:24]
+
     def with_generation(self, ids: Iterable[Any]) -> Trial:
         """The same trial with generated tokens to be scored by teacher forcing."""
         return replace(self, generated_ids=_ids(ids, "generated_ids"))
@@ -158,11 +185,9 @@ class Trial:
                 if "float" in kind and value is not None:
                     values[field.name] = float(value)
             elif isinstance(value, list | tuple):
-                values[field.name] = _ids(value, field.name)
-            elif value is not None or field.name != "generated_ids":
-                raise ValueError(f"{field.name} must be a list of integers, got {str(value)[:40]!r}")
-        if len(values["needle_span"]) != 2:
-            raise ValueError("needle_span must be [start, end]")
+                values[field.name] = _LIST_TYPES[field.name](value, field.name)
+            elif value is not None or "None" not in kind:
+                raise ValueError(f"{field.name} must be a list, got {str(value)[:40]!r}")
         return cls(**values)
 
 
@@ -206,7 +231,7 @@ class TrialGrid(_Trials):
     def __init__(self, recipes: Sequence[Any], build: Callable[[Any, Any], Trial], tokenizer: Any = None) -> None:
         self.recipes = tuple(recipes)
         self._build = build
-        self._tokenizer = tokenizer
+        self._tokenizer = getattr(tokenizer, "tokenizer", None) or tokenizer
         self._built: dict[int, Trial] = {}
 
     def bind(self, model_or_tokenizer: Any) -> TrialGrid:
@@ -248,6 +273,24 @@ class TrialGrid(_Trials):
         return f"TrialGrid({len(self)} trials, {bound})"
 
 
+def _span(values: Any, name: str) -> tuple[int, int]:
+    edges = [edge.item() if hasattr(edge, "item") else edge for edge in values] if isinstance(values, Iterable) else []
+    if len(edges) != 2 or not all(isinstance(edge, int) and not isinstance(edge, bool) for edge in edges):
+        raise ValueError(f"{name}: a span is [start, end) in tokens, got {str(values)[:40]!r}")
+    return edges[0], edges[1]
+
+
+def _spans(values: Iterable[Any], name: str) -> tuple[tuple[int, int], ...]:
+    return tuple(_span(value, name) for value in values)
+
+
+def _texts(values: Iterable[Any], name: str) -> tuple[str, ...]:
+    texts = tuple(values) if not isinstance(values, str) else (None,)
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f"{name} must be a list of texts, got {str(values)[:40]!r}")
+    return texts
+
+
 def _ids(values: Iterable[Any], name: str) -> tuple[int, ...]:
     out = []
     for value in values:
@@ -258,3 +301,12 @@ def _ids(values: Iterable[Any], name: str) -> tuple[int, ...]:
             raise ValueError(f"{name} must hold token ids, got {str(value)[:40]!r}")
         out.append(number)
     return tuple(out)
+
+
+_LIST_TYPES: dict[str, Callable[[Iterable[Any], str], Any]] = {
+    "prompt_ids": _ids,
+    "generated_ids": _ids,
+    "needle_span": _span,
+    "supports": _spans,
+    "aliases": _texts,
+}

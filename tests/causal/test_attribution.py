@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from locos_tl.causal.attribution import agreement, attribution_patching, gradients
+from locos_tl.causal.attribution import attribution_patching, gradients
+from locos_tl.causal.pair_runs import PairRuns
 from locos_tl.causal.patching import total_effects
-from locos_tl.causal.runs import PairRuns
 from tests import tiny
 
 
@@ -91,6 +91,6 @@ def test_close_to_exact_patching_on_the_bundled_model(bundled):
         answer=" Mary",
         counterfactual=" John",
     )
-    found = agreement(total_effects(bundled, pair), attribution_patching(bundled, pair))
+    found = total_effects(bundled, pair).agreement(attribution_patching(bundled, pair))
     assert found["pearson"] > 0.7
     assert found["overlap@10"] >= 0.6

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from locos_tl.causal.pair_runs import PairRuns
 from locos_tl.causal.pairs import PromptPair
 from locos_tl.causal.patching import patch_heads, patch_together, total_effects
-from locos_tl.causal.runs import PairRuns
 from locos_tl.results.effects import Effects
 from tests import tiny
 

@@ -66,8 +66,8 @@ def test_frozen_and_recomputed_norms_differ_and_frozen_ones_add_up(tiny_model, t
     assert frozen.provenance["patching"]["norm"] == "frozen"
     # Linear in the write: half a swap has half the effect, so effects of the pair and of its mirror are opposite
     # once both use the same frozen scale; here it is enough that the sum is that of all writes at once.
+    from locos_tl.causal.pair_runs import PairRuns
     from locos_tl.causal.paths import _metric_of_stream, writes
-    from locos_tl.causal.runs import PairRuns
 
     runs = PairRuns(model, pair, ["z"], "logit_diff")
     last = slice(-runs.n_answer, None)
@@ -111,7 +111,9 @@ def test_transformer_lens_direct_path_patching_is_the_oracle(tiny_model, tiny_pa
                     model.tokens(pair.corrupt_ids),
                     clean,
                     corrupted,
-                    lambda logits, c=counterfactual: logits[0, query, pair.answer_ids[0]] - logits[0, query, c],
+                    lambda logits, at=(query, pair.answer_ids[0], counterfactual): (
+                        logits[0, at[0], at[1]] - logits[0, at[0], at[2]]
+                    ),
                     0,
                     head,
                     through,
@@ -124,7 +126,7 @@ def test_transformer_lens_direct_path_patching_is_the_oracle(tiny_model, tiny_pa
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "olmo3"])
 def test_paths_behind_an_attention_norm_against_hooks_by_hand(tiny_model, tiny_pair, family):
-    """Where TransformerLens's tool refuses: the write goes through the norm; under grouped queries k and v count KV heads."""
+    """Where TransformerLens's tool refuses: the write goes through the norm, and a receiver at k is a KV head."""
     model, pair = tiny_model(family), tiny_pair()
     z, out, k = "blocks.0.attn.hook_z", "blocks.0.hook_attn_out", "blocks.1.attn.hook_k"
     _, clean = _captured(model, pair.clean_ids, [z])

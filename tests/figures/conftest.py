@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from locos_tl.results.head_scores import HeadScores
+from locos_tl.results.late_layers import LateLayers, late_layers
 from locos_tl.results.scores import Scores, TrialOutcome
+from locos_tl.results.sweep import Sweep, SweepRow
 
 DETECTORS = ("locos", "attention_spatial", "dla", "wu", "contrastive", "headkv", "random")
 
@@ -125,3 +127,71 @@ def _outcome(index: int, identifier: str, passed: bool) -> TrialOutcome:
             "unique_share": (1.0, 1.0, 0.82)[index % 3],
         },
     )
+
+
+@pytest.fixture(scope="session")
+def make_sweep() -> Callable[..., Sweep]:
+    """Builds an ablation sweep: locos kills retrieval, attention less so, random heads not at all."""
+    return _make_sweep
+
+
+_STRENGTH = {"locos": 14.0, "attention_spatial": 60.0, "dla": 30.0, "random": 4000.0, "bottom-locos": 3000.0}
+
+
+def _make_sweep(
+    methods: Sequence[str] = ("locos", "attention_spatial", "dla", "bottom-locos", "random"),
+    ks: Sequence[int] = (1, 5, 10, 20, 50, 100),
+    metrics: Sequence[str] = ("rouge_l", "contains"),
+    n_trials: int = 40,
+    strength: float = 1.0,
+    level: float = 0.6,
+    seed: int = 0,
+) -> Sweep:
+    rng = np.random.default_rng(seed)
+    base = rng.beta(2 * level, 2 * (1 - level), n_trials)
+    rows = []
+
+    def add(method: str, k: int, left: float, seed: int | None = None) -> None:
+        for i, value in enumerate(base):
+            score = float(np.clip(value * left * (1 + 0.1 * rng.normal()), 0, 1)) if k else float(value)
+            values = {metric: score if metric == "rouge_l" else float(score > 0.3) for metric in metrics}
+            text = "The character is Mara." if score > 0.3 else "The text does not say."
+            rows.append(SweepRow(method, k, f"nonliteral-{i:03d}", text, values, "Mara", seed))
+
+    add("baseline", 0, 1.0)
+    for method in methods:
+        for k in ks:
+            for control in (42, 43, 44) if method == "random" else (None,):
+                add(method, k, float(np.exp(-k * strength / _STRENGTH[method])), control)
+    rankings = {
+        name: tuple((i % 30, i // 30) for i in range(max(ks)))
+        for method in methods
+        for name in ([f"random-{s}" for s in (42, 43, 44)] if method == "random" else [method])
+    }
+    model = {"name": "SmolLM2-135M-Instruct"}
+    return Sweep(tuple(rows), rankings, {"model": model, "ablation": {"at": "q", "mode": "mean"}})
+
+
+@pytest.fixture(scope="session")
+def make_late() -> Callable[..., LateLayers]:
+    """Builds a late-layer result: a total effect around ``centre`` (0 first layer, 1 last), locos late."""
+    return _make_late
+
+
+def _make_late(
+    centre: float = 0.82, n_trials: int = 24, n_layers: int = 30, n_heads: int = 9, noise: float = 0.03, seed: int = 0
+) -> LateLayers:
+    rng = np.random.default_rng(seed)
+    depth = np.linspace(0, 1, n_layers)[:, None]
+    weight = rng.gamma(0.35, 1.0, (n_layers, n_heads))
+    late, true = (np.exp(-(((depth - c) / 0.14) ** 2)) for c in (0.82, centre))
+    other = rng.gamma(0.35, 1.0, (n_layers, n_heads))
+    means = {"locos": late * weight, "total": true * (0.7 * weight + 0.4 * other)}
+    means["direct"] = means["locos"] * 0.5
+    means["attribution"] = means["total"] * 0.8 + 0.03
+    ids = tuple(f"nonliteral-{i:03d}" for i in range(n_trials))
+    maps = {}
+    for name, mean in means.items():
+        draws = rng.normal(size=(n_trials, n_layers, n_heads))
+        maps[name] = HeadScores(name, (mean * (1 + 0.5 * draws) + noise * draws).astype(np.float32), ids, n_trials, 3)
+    return late_layers(maps, n_resamples=200, n_permutations=2000)

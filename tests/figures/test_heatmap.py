@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from locos_tl.figures import heatmap, theme
+from locos_tl.results.effects import Effects
 
 
 def color_at(trace, value):
@@ -148,3 +149,37 @@ def test_random_counts_seeds(head_scores):
 def test_names_cannot_inject_markup_or_hover_fields(head_scores):
     figure = heatmap(head_scores([[1.0, 2.0]], detector="<a href='x'>%{z}</a>"))
     assert figure.layout.title.text == "Head scores: &lt;a href='x'&gt;% {z}&lt;/a&gt;"
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+def effects(at="z", n_axis=6, **more):
+    values = np.random.default_rng(0).normal(size=(5, 4, n_axis))
+    fields = {"kind": "total", "metric": "logit_diff", "positions": "all", "n_heads": 6, "n_key_value_heads": 2} | more
+    ids = tuple(f"t{i}" for i in range(5))
+    return Effects(at=at, per_trial=values, clean=np.ones(5), corrupt=np.zeros(5), trial_ids=ids, **fields)
+
+
+def test_effects_are_drawn_as_effects():
+    held = effects()
+    figure = heatmap(held)
+    np.testing.assert_array_equal(figure.data[0].z, held.mean)
+    assert figure.layout.title.text == "Total effect of z"
+    assert figure.layout.title.subtitle.text.startswith("logit difference · 5 of 5 trials")
+    assert "effect %{z" in figure.data[0].hovertemplate
+    assert "KV group" in figure.data[0].hovertemplate
+    assert figure.layout.xaxis.title.text == "head"
+    assert heatmap(held.to_head_scores("cri")).layout.title.text == figure.layout.title.text
+    needle = heatmap(effects(kind="attribution", positions="needle")).layout.title
+    assert needle.text == "Estimated total effect of z"
+    assert "(needle positions)" in needle.subtitle.text
+
+
+def test_effects_of_keys_are_those_of_key_value_heads():
+    """A01: no one takes KV head 1 for query head 1."""
+    figure = heatmap(effects("k", 2))
+    assert figure.layout.xaxis.title.text == "KV head"
+    assert "KV head %{x}" in figure.data[0].hovertemplate
+    assert "KV group" not in figure.data[0].hovertemplate
+    assert "L%{y}H%{x}" not in figure.data[0].hovertemplate

@@ -13,8 +13,10 @@ from plotly.offline import get_plotlyjs
 
 from locos_tl.figures import heatmap, tables, write_report
 from locos_tl.figures.report import CONFIG, render
-from locos_tl.figures.text import script_text
+from locos_tl.figures.text import number, script_text
+from locos_tl.results.late_layers import LateLayers
 from locos_tl.results.scores import Scores
+from locos_tl.results.sweep import Sweep
 
 PLOTLY_MARKER = "Licensed under the MIT license\n*/"
 EVIL = "<script>alert(1)</script>"
@@ -272,3 +274,95 @@ def test_ties_at_zero_are_not_listed(head_scores):
     assert "L0H1" in table
     assert "L0H0" not in table
     assert "score 0 or less" in table
+
+
+# --- causal evidence ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(make_scores):
+    return make_scores(4, 4, 2, detectors=("locos",))
+
+
+def test_without_causal_results_there_are_no_causal_sections(page):
+    assert "What happens without these heads" not in page.text
+    assert "Are they late" not in page.text
+
+
+def test_the_ablation_section_holds_figure_and_table(small, make_sweep):
+    held = make_sweep()
+    text = render(small, sweeps=held)
+    parsed = Page(text)
+    assert "What happens without these heads" in parsed.text
+    assert "q is replaced by its mean" in parsed.text
+    assert "mean of 3 seeds" in parsed.text
+    assert "figure-sweep-0" in parsed.json_blocks()
+    curve = held.curve("locos", "rouge_l").set_index("k").loc[20]
+    cell = f"{curve['mean']:.2f}<br><small>{curve['ci_low']:.2f} to {curve['ci_high']:.2f}</small>"
+    assert cell in text
+    assert "locos, worst heads" in parsed.text
+
+
+def test_several_sweeps_are_named_and_unfinished_ones_say_so(small, make_sweep):
+    whole = make_sweep()
+    rows = tuple(r for r in whole.rows if not (r.k == 100 and r.trial_id > "nonliteral-010"))
+    part = dataclasses.replace(whole, rows=rows)
+    baseline = Sweep(tuple(r for r in whole.rows if r.method == "baseline"))
+    parsed = Page(render(small, sweeps={"non-literal": part, "literal": whole, "bare": baseline}))
+    for name in ("non-literal", "literal", "bare"):
+        assert name in parsed.text
+    assert parsed.text.count("11 trials") == len(whole.methods)
+    assert "holds no answers with ablated heads" in parsed.text
+    assert {"figure-sweep-0", "figure-sweep-1"} <= set(parsed.json_blocks())
+
+
+@pytest.mark.parametrize(
+    ("centre", "headline"),
+    [(0.82, "No: the total effect is as late."), (0.45, "At least in part: the total effect is not as late.")],
+)
+def test_the_late_section_tells_the_verdict_with_its_numbers(small, make_late, centre, headline):
+    result = make_late(centre)
+    parsed = Page(render(small, late=result))
+    assert headline in parsed.text
+    assert result.reason in parsed.text
+    assert {"figure-late", "figure-against"} <= set(parsed.json_blocks())
+    assert number(result.agreement("locos")["spearman"], 2, aligned=True) in parsed.text
+    for name in result.missed()["head"]:
+        assert name in parsed.text
+
+
+def test_a_model_without_late_heads_does_not_raise_the_question(small, make_late):
+    early = make_late(0.45)
+    swapped = LateLayers(
+        {"locos": early.maps["total"], "total": early.maps["total"]}, n_resamples=50, n_permutations=500
+    )
+    parsed = Page(render(small, late=swapped))
+    assert "The question does not arise: locos is not late here." in parsed.text
+
+
+def test_too_few_trials_are_undecided(small, make_late):
+    parsed = Page(render(small, late=make_late(n_trials=4)))
+    assert "Undecided. 4 trials are too few" in " ".join(parsed.text.split())
+
+
+def test_text_in_causal_results_is_shown_not_run(small, make_sweep, make_late):
+    held = make_sweep(("locos",), metrics=(EVIL,))
+    rows = tuple(
+        dataclasses.replace(r, method=EVIL if r.k else r.method, trial_id=EVIL + r.trial_id) for r in held.rows
+    )
+    spoilt = Sweep(rows, {}, {"ablation": {"at": EVIL, "mode": EVIL}, "model": EVIL})
+    late = make_late()
+    maps = {EVIL: late.maps["locos"], "total": late.maps["total"]}
+    text = render(small, sweeps={EVIL: spoilt}, late=LateLayers(maps, EVIL, n_resamples=20, n_permutations=20))
+    assert EVIL not in text
+    parsed = Page(text)
+    assert "alert(1)" in parsed.text
+    assert not any("alert(1)" in script for attributes, script in parsed.scripts if not attributes)
+    assert text.count("<script") == render(small).count("<script") + 3
+
+
+def test_everything_together_stays_below_8_mb(small, make_sweep, make_late):
+    sweeps = {name: make_sweep(n_trials=200) for name in ("non-literal", "literal")}
+    text = render(small, sweeps=sweeps, late=make_late(n_layers=36, n_heads=33, n_trials=12))
+    assert len(text.encode()) < 8e6
+    assert text.count(PLOTLY_MARKER) == 1

@@ -39,12 +39,19 @@ def report(tmp_path_factory, make_scores):
     return write_report(make_scores(), tmp_path_factory.mktemp("report"))
 
 
+@pytest.fixture(scope="module")
+def causal_report(tmp_path_factory, make_scores, make_sweep, make_late):
+    """A report that also holds two ablations and a late-layer result."""
+    sweeps = {"non-literal": make_sweep(), "literal": make_sweep(strength=0.25, level=0.85, seed=1)}
+    return write_report(make_scores(), tmp_path_factory.mktemp("causal"), sweeps=sweeps, late=make_late())
+
+
 @pytest.fixture
 def open_page(browser, report):
     """Opens the report offline; at the end, nothing may have been logged as an error or asked for."""
     troubles, contexts = [], []
 
-    def open_(scheme="light"):
+    def open_(scheme="light", path=report):
         context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": 1280, "height": 900})
         contexts.append(context)
         page = context.new_page()
@@ -56,7 +63,7 @@ def open_page(browser, report):
                 troubles.append(request.url) if urlparse(request.url).scheme not in ("file", "data", "blob") else None
             ),
         )
-        page.goto(report.as_uri())
+        page.goto(path.as_uri())
         page.wait_for_function(DRAWN)
         return page
 
@@ -172,3 +179,35 @@ def test_paper_is_light_and_the_page_recovers(open_page):
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("document.querySelector('.js-plotly-plot').layout.font.color") == "#e6e9ee"
     assert page.locator(".js-plotly-plot").first.bounding_box()["height"] == pytest.approx(640, abs=2)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_causal_sections_are_drawn_and_fit(scheme, open_page, causal_report):
+    page = open_page(scheme, causal_report)
+    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 14")
+    for section, figures in (("#ablation", ["sweep-0", "sweep-1"]), ("#late", ["late", "against"])):
+        assert page.locator(section).get_by_role("heading", level=2).is_visible()
+        drawn = page.locator(f"{section} .js-plotly-plot")
+        assert drawn.evaluate_all("all => all.map(plot => plot.dataset.figure)") == figures
+        assert page.locator(f"{section} table").count() == 2
+    ink = page.evaluate("document.querySelector('[data-figure=late]').layout.font.color")
+    assert (int(ink[1:3], 16) > 200) == (scheme == "dark")
+    for width in (1280, 768, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_pointing_at_a_curve_tells_all_methods(open_page, causal_report):
+    page = open_page(path=causal_report)
+    plot = page.locator("[data-figure=sweep-0]")
+    plot.scroll_into_view_if_needed()
+    box = plot.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2 - 3, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = plot.locator(".hoverlayer .legend")
+    label.wait_for()
+    text = label.text_content()
+    assert text.startswith("10")
+    assert "locos :" in text
+    assert "random heads" in text
+    assert "40 trials; drop" in text

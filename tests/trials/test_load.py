@@ -40,6 +40,26 @@ def test_an_unknown_set_is_named_with_those_there_are():
         load_trials("nonlit")
 
 
+@pytest.mark.parametrize(
+    ("name", "repo"),
+    [("popqa", "akariasai/PopQA"), ("musique", "dgslibisey/MuSiQue"), ("babilong", "RMT-team/babilong")],
+)
+def test_offline_a_public_set_names_path(name, repo, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match=rf"{name}: the Hub cannot be reached.*{repo}.*path=.*--path"):
+        load_trials(name)
+
+
+@pytest.mark.parametrize("name", ["babi", "city_country", "arithmetic"])
+def test_the_bundled_sets_need_no_network(name, plain_tokenizer):
+    grid = load_trials(name, n=3, seed=5, tokenizer=plain_tokenizer)
+    assert len({trial.trial_id for trial in grid}) == 3
+    assert all(trial.answers for trial in grid)
+
+
 def test_niah_without_a_path_says_so():
     with pytest.raises(FileNotFoundError, match="path="):
         load_trials("niah")

@@ -69,6 +69,38 @@ def test_an_empty_answer_is_refused(answer):
         Trial.from_ids([1, 2, 3], (0, 1), answer)
 
 
+def test_a_closed_book_trial_has_no_needle():
+    trial = Trial(prompt_ids=(1,), needle_span=None, answer="Paris", trial_id="c")
+    assert trial.needle_span is None
+    with pytest.raises(ValueError, match=r"trial 'c' has no needle \(closed book\): it can be ablated, not scored"):
+        trial.require_needle()
+    assert Trial.from_ids([1, 2, 3], (0, 1), "Anna").require_needle() == (0, 1)
+
+
+def test_aliases_are_further_answers():
+    trial = Trial.from_ids([1, 2, 3], (0, 1), "UK", aliases=("Britain", "England"))
+    assert trial.answers == ("UK", "Britain", "England")
+    assert Trial.from_ids([1, 2, 3], (0, 1), "UK").answers == ("UK",)
+    with pytest.raises(ValueError, match="aliases must be a list of texts"):
+        Trial.from_ids([1, 2, 3], (0, 1), "UK", aliases=("Britain", " "))
+
+
+def test_supports_lie_inside_the_prompt():
+    assert Trial.from_ids([1, 2, 3], (0, 1), "x", supports=((0, 1), (2, 3))).supports == ((0, 1), (2, 3))
+    for wrong in (((0, 1), (2, 4)), ((1, 1),), ((-1, 2),)):
+        with pytest.raises(ValueError, match=r"supports .* empty or outside"):
+            Trial.from_ids([1, 2, 3], (0, 1), "x", supports=wrong)
+
+
+def test_a_file_written_before_aliases_and_supports_loads(tmp_path):
+    row = Trial.from_ids([1, 2, 3], (0, 1), "Anna", question="Who?").to_dict()
+    for name in ("aliases", "supports"):
+        del row[name]
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps(row))
+    assert read_trials(path) == [Trial.from_ids([1, 2, 3], (0, 1), "Anna", question="Who?")]
+
+
 def test_with_generation_checks_the_generated_ids_too():
     trial = Trial.from_ids([1, 2, 3], (0, 1), "Anna")
     assert trial.with_generation(torch.tensor([4, 5])).generated_ids == (4, 5)
@@ -133,7 +165,7 @@ def any_fields(draw):
     end = draw(st.integers(start + 1, len(ids) if start else len(ids) - 1))
     return {
         "prompt_ids": tuple(ids),
-        "needle_span": (start, end),
+        "needle_span": draw(st.sampled_from([None, (start, end)])),
         "answer": draw(st.text(min_size=1).filter(str.strip)),
         "trial_id": draw(TEXT),
         "question": draw(TEXT),
@@ -144,6 +176,8 @@ def any_fields(draw):
         "depth": draw(UNIT),
         "depth_actual": draw(UNIT),
         "unique_share": draw(UNIT),
+        "aliases": tuple(draw(st.lists(st.text(min_size=1).filter(str.strip), max_size=2))),
+        "supports": tuple(draw(st.lists(st.just((start, end)), max_size=2))),
         "generated_ids": draw(st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)),
     }
 
@@ -187,6 +221,11 @@ def _file(tmp_path, *lines):
         ('{"prompt_ids": [1, 2], "needle_span": 1, "answer": "a"}', "trial 2"),
         ('{"prompt_ids": 5, "needle_span": [0, 1], "answer": "a"}', "trial 2"),
         ('{"prompt_ids": [1, -2], "needle_span": [0, 1], "answer": "a"}', "trial 2: prompt_ids"),
+        ('{"prompt_ids": [1, 2], "answer": "a"}', "trial 2: no field 'needle_span'"),
+        ('{"prompt_ids": [1, 2], "needle_span": null, "answer": "a", "aliases": "b"}', "trial 2: aliases"),
+        ('{"prompt_ids": [1, 2], "needle_span": null, "answer": "a", "aliases": [1]}', "trial 2: aliases"),
+        ('{"prompt_ids": [1, 2], "needle_span": null, "answer": "a", "supports": [1, 2]}', "trial 2: supports"),
+        ('{"prompt_ids": [1, 2], "needle_span": null, "answer": "a", "supports": [[0, 5]]}', "trial 2: supports"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path, line, message):

@@ -1,0 +1,424 @@
+"""`ablate_sweep`: do the answers go when a detector's best heads go?
+
+For every trial, and for the first k heads of every ranking: generate greedily while these heads are ablated, in prefill
+and in every decode step, and score the text. Two controls stand beside the rankings: as many heads at random, and the
+lowest of the first ranking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..models.hooked import HookedModel
+from ..progress import progress_bar
+from ..results.effects import Effects
+from ..results.files import FORMAT, ResultFileError, check_format, read_json, to_json, write_json
+from ..results.head_scores import HeadScores
+from ..results.sweep import BASELINE, Sweep, SweepRow
+from ..runs import RunFolder, model_settings, prepare_trials, trials_settings
+from ..scoring.answers import decode_text
+from ..scoring.metrics import METRICS
+from ..trials.trial import Trial, TrialGrid
+from .ablation import check_ablation, check_kind
+from .answers import Answer, PromptAnswers
+from .heads import Head, as_heads
+from .means import HeadMeans, calibrate_means
+
+log = logging.getLogger(__name__)
+
+CONTROLS = ("random", "bottom")
+STREAM_BYTES = 2**30
+"""Memory for the residual streams at which ablated runs enter."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a sweep: heads in the order in which they are ablated."""
+
+    method: str
+    heads: tuple[Head, ...]
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name among `Sweep.rankings`."""
+        return self.method if self.seed is None else f"{self.method}-{self.seed}"
+
+
+def ablate_sweep(
+    model: HookedModel,
+    trials: TrialGrid | Sequence[Trial] | Trial,
+    rankings: Any,
+    ks: Sequence[int] = (1, 5, 10, 20, 50, 100),
+    *,
+    controls: Collection[str] = CONTROLS,
+    metrics: Sequence[str] = ("rouge_l", "contains"),
+    at: str = "q",
+    mode: str = "mean",
+    means: HeadMeans | None = None,
+    calibration: TrialGrid | Sequence[Trial] | None = None,
+    n_calibration: int = 50,
+    random_seeds: Sequence[int] = (42, 43, 44),
+    max_new_tokens: int = 50,
+    seed: int = 42,
+    batch_size: int | None = None,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+) -> Sweep:
+    """Answer every trial without the first k heads of every ranking (arXiv 2607.01002, section 4).
+
+    Args:
+        model: from `load_model`.
+        trials: questions to be answered; none of them may have served for ranking or calibration. Generated tokens
+            that a trial brings along are not used.
+        rankings: a `Scores` (its random maps are left out: that control draws its own), a `HeadScores` or `Effects`,
+            or a mapping from names to these or to lists of heads, best first.
+        ks: numbers of heads to ablate.
+        controls: "random" ablates k heads of the model drawn by each of ``random_seeds``, "bottom" the k lowest of the
+            first ranking. The heads at a smaller k are among those at a larger one.
+        metrics: names in `locos_tl.scoring.metrics.METRICS`.
+        at, mode: what is replaced by what, see `ablation`. Default: the query by its mean.
+        means: what heads are replaced by, if it has been computed before.
+        calibration: trials over whose prompts it is computed otherwise; not needed for mode "zero".
+        n_calibration: at most this many of them.
+        max_new_tokens: decode limit (the paper: 50).
+        seed: draws the activations of mode "resample".
+        batch_size: sets of heads that are decoded together, as far as memory allows; default: 8, and 1 in half
+            precision, where another batch size can tip a near-tie between two tokens.
+        out: new or empty folder; every trial is written there as it finishes, and the same call resumes. More trials
+            may be added to those of a finished sweep.
+        progress: show a bar; default: when stderr is a terminal.
+
+    Returns:
+        `Sweep`: an answer for every trial, k and method, and for the whole model.
+
+    Raises:
+        ValueError: for unknown names, heads outside the model, a k above the number of ranked heads, missing means, or
+            prompts that occur twice among evaluation, ranking and calibration.
+        ResultFileError: when ``out`` holds something else, or a sweep with other settings or trials.
+    """
+    if not isinstance(model, HookedModel):
+        raise ValueError(f"ablate_sweep takes a loaded model, got {type(model).__name__}: load_model(...) first")
+    _check_names("metric", metrics, METRICS)
+    _check_names("control", controls, CONTROLS)
+    for name, value in (
+        ("max_new_tokens", max_new_tokens),
+        ("batch_size", batch_size),
+        ("n_calibration", n_calibration),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_kind(at, mode)
+    ready = prepare_trials(model, trials, max_new_tokens, teacher_forced=False)
+    sources = named_rankings(rankings)
+    arms = plan_arms(model, sources, ks, controls, random_seeds)
+    keep_apart(ready, {name: _prompts_of(source) for name, source in sources.items()}, "the ranking {!r}")
+    means = _means(model, ready, mode, means, calibration, n_calibration, seed, progress)
+    check_ablation(model, at, mode, means)
+    if batch_size is None:
+        batch_size = 8 if model.info.dtype == "float32" else 1
+    how = {"at": at, "mode": mode, "means": means, "seed": seed}
+    sizes = sorted(set(ks))
+    settings = model_settings(model) | {
+        "ablation": {"at": at, "mode": mode} | _told(means, seed if mode == "resample" else None),
+        "sweep": {
+            "ks": sizes,
+            "controls": sorted(controls),
+            "random_seeds": list(random_seeds) if "random" in controls else [],
+            "metrics": list(metrics),
+            "max_new_tokens": max_new_tokens,
+            "decoding": "greedy",
+            "batch_size": batch_size,
+            "rankings": hashlib.sha256(to_json([(a.name, a.heads) for a in arms]).encode()).hexdigest()[:24],
+        },
+    }
+    runner = _Runner(model, arms, sizes, how, tuple(metrics), max_new_tokens, batch_size)
+    with ExitStack() as block:
+        store = block.enter_context(SweepFolder(Path(out), settings).open()) if out is not None else None
+        if store is not None:
+            store.claim(ready)
+        sweep = Sweep(
+            rows=tuple(_run_all(runner, ready, store, progress)),
+            rankings={arm.name: arm.heads for arm in arms},
+            provenance=settings
+            | {"trials": trials_settings(ready), "rankings": {n: _about(source) for n, source in sources.items()}},
+        )
+        if store is not None:
+            sweep.save(store.folder)
+    return sweep
+
+
+# --- what is ablated --------------------------------------------------------------------------------
+
+
+def named_rankings(rankings: Any) -> dict[str, Any]:
+    """Sources of head orders by name; random maps are left out.
+
+    Raises:
+        ValueError: when there is none, or a name is taken by a control.
+    """
+    if isinstance(rankings, HeadScores):
+        rankings = {rankings.detector: rankings}
+    elif isinstance(rankings, Effects):
+        rankings = {rankings.kind: rankings}
+    if not isinstance(rankings, Mapping):
+        raise ValueError("rankings must be Scores, HeadScores, Effects, or a mapping {name: heads}, best head first")
+    found = {
+        str(name): source
+        for name, source in rankings.items()
+        if not (isinstance(source, HeadScores) and source.detector == "random")
+    }
+    if not found:
+        raise ValueError("no ranking given (random maps do not count)")
+    for name in found:
+        if name in (BASELINE, "random") or name.startswith("bottom-"):
+            raise ValueError(f"a ranking cannot be called {name!r}: a control has that name")
+    return found
+
+
+def plan_arms(
+    model: HookedModel, sources: Mapping[str, Any], ks: Sequence[int], controls: Collection[str], seeds: Sequence[int]
+) -> list[Arm]:
+    """Every ranking and control, cut to the largest k.
+
+    Raises:
+        ValueError: for a k that is no positive number or above the number of ranked heads, for scores of a model of
+            another size, or when the lowest heads of a partial list are asked for.
+    """
+    n_all = model.n_layers * model.n_heads
+    if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
+        raise ValueError(f"ks must be positive whole numbers, got {tuple(ks)}")
+    largest = max(ks)
+    ranked = {name: _ranked(model, name, source) for name, source in sources.items()}
+    for name, heads in ranked.items():
+        if largest > len(heads):
+            some = "" if len(heads) == n_all else f" of the model's {n_all}"
+            raise ValueError(
+                f"k = {largest} heads cannot be ablated: {name!r} ranks {len(heads)}{some}; give smaller ks"
+            )
+    arms = [Arm(name, heads[:largest]) for name, heads in ranked.items()]
+    if "bottom" in controls:
+        name, heads = next(iter(ranked.items()))
+        if not hasattr(sources[name], "ranking") and len(heads) < n_all:
+            raise ValueError(
+                f"{name!r} lists {len(heads)} of {n_all} heads, so its lowest are not known: leave 'bottom' out of "
+                "controls, or give scores"
+            )
+        arms.append(Arm(f"bottom-{name}", heads[::-1][:largest]))
+    every = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    for seed in seeds if "random" in controls else ():
+        drawn = np.random.default_rng(seed).permutation(n_all)[:largest]
+        arms.append(Arm("random", tuple(every[i] for i in drawn), seed))
+    return arms
+
+
+def _ranked(model: HookedModel, name: str, source: Any) -> tuple[Head, ...]:
+    what = f"the ranking {name!r}"
+    if not hasattr(source, "ranking"):
+        return as_heads(source, model.n_layers, model.n_heads, what)
+    if getattr(source, "head_axis", "query head") != "query head":
+        raise ValueError(f"{what} is of KV heads, and query heads are ablated")
+    if (source.n_layers, source.n_heads) != (model.n_layers, model.n_heads):
+        raise ValueError(
+            f"{what} is for {source.n_layers} layers x {source.n_heads} heads, "
+            f"the model has {model.n_layers} x {model.n_heads}"
+        )
+    return as_heads(source.ranking(), model.n_layers, model.n_heads, what)
+
+
+# --- what must be kept apart ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is known of the trials that something was computed from: digests of prompts, or at least ids."""
+
+    digests: Collection[str] = ()
+    ids: Collection[str] = ()
+
+
+def _prompts_of(source: Any) -> Prompts:
+    provenance = getattr(source, "provenance", None) or {}
+    told = provenance.get("trials")
+    if isinstance(told, Mapping) and "prompts" in told:
+        return Prompts(digests=set(told["prompts"]))
+    return Prompts(ids=set(() if "imported_from" in provenance else getattr(source, "trial_ids", ())))
+
+
+def keep_apart(trials: Sequence[Trial], others: Mapping[str, Prompts], what: str) -> None:
+    """Refuse to evaluate on prompts that something was computed from.
+
+    Raises:
+        ValueError: naming some of the trials.
+    """
+    for name, prompts in others.items():
+        shared = [t.trial_id for t in trials if t.prompt_digest() in prompts.digests or t.trial_id in prompts.ids]
+        if shared:
+            raise ValueError(
+                f"{len(shared)} of {len(trials)} trials were used for {what.format(name)} too, such as "
+                f"{', '.join(map(repr, shared[:3]))}: evaluate on trials of their own (see split_by_needle)"
+            )
+
+
+def _means(
+    model: HookedModel,
+    trials: Sequence[Trial],
+    mode: str,
+    means: HeadMeans | None,
+    calibration: TrialGrid | Sequence[Trial] | None,
+    n: int,
+    seed: int,
+    progress: bool | None,
+) -> HeadMeans | None:
+    """The means given or computed; their prompts must not be evaluated."""
+    if mode == "zero" or (means is None and calibration is None):
+        return None
+    bound = list((calibration.bind(model) if isinstance(calibration, TrialGrid) else calibration) or ())[:n]
+    prompts = {trial.prompt_digest() for trial in bound} if means is None else set(means.prompts)
+    keep_apart(trials, {"": Prompts(prompts)}, "calibration")
+    return means or calibrate_means(model, bound, n, seed=seed, progress=progress)
+
+
+# --- the run ----------------------------------------------------------------------------------------
+
+
+class _Runner:
+    """Answers one trial in every arm of the sweep."""
+
+    def __init__(
+        self,
+        model: HookedModel,
+        arms: Sequence[Arm],
+        ks: Sequence[int],
+        how: Mapping[str, Any],
+        metrics: tuple[str, ...],
+        max_new_tokens: int,
+        batch_size: int,
+    ) -> None:
+        self.model, self.how, self.metrics, self.limit = model, how, metrics, max_new_tokens
+        self.batch_size = batch_size
+        self.cells = [(arm, k, frozenset(arm.heads[:k])) for arm in arms for k in ks]
+        self.sets = list(dict.fromkeys(heads for _, _, heads in self.cells))
+        self.firsts = [min(heads)[0] for heads in self.sets]
+
+    def run(self, trial: Trial) -> list[SweepRow]:
+        """The rows of one trial, the baseline first; equal sets of heads are run once."""
+        per_layer = trial.n_tokens * self.model.d_model * next(self.model.hooked.parameters()).element_size()
+        entries = best_entries(self.firsts, STREAM_BYTES // per_layer)
+        answers = PromptAnswers(self.model, trial.prompt_ids, self.limit, entries)
+        ablated = answers.without(self.sets, self.batch_size, **self.how)
+        rows = [self._row(trial, BASELINE, 0, None, answers.whole)]
+        rows += [self._row(trial, arm.method, k, arm.seed, ablated[heads]) for arm, k, heads in self.cells]
+        return rows
+
+    def _row(self, trial: Trial, method: str, k: int, seed: int | None, answer: Answer) -> SweepRow:
+        text = decode_text(self.model.tokenizer, answer.ids)
+        return SweepRow(
+            method=method,
+            k=k,
+            trial_id=trial.trial_id,
+            text=text,
+            values={name: METRICS[name](text, trial.answers) for name in self.metrics},
+            answer=trial.answer,
+            seed=seed,
+            generated_ids=answer.ids,
+            stop_token_id=answer.stop_token_id,
+        )
+
+
+def best_entries(firsts: Sequence[int], room: int) -> list[int]:
+    """At which layers runs should enter when only ``room`` streams can be kept.
+
+    Args:
+        firsts: for each run, the layer below which it need not compute.
+
+    Returns:
+        Layers that together save most, found one after the other, in ascending order.
+    """
+    chosen: list[int] = []
+
+    def saved(layers: list[int]) -> int:
+        return sum(max((layer for layer in layers if layer <= first), default=0) for first in firsts)
+
+    candidates = sorted(set(firsts) - {0})
+    while len(chosen) < room and (rest := [layer for layer in candidates if layer not in chosen]):
+        chosen.append(max(rest, key=lambda layer: saved([*chosen, layer])))
+    return sorted(chosen)
+
+
+def _run_all(
+    runner: _Runner, trials: Sequence[Trial], store: SweepFolder | None, progress: bool | None
+) -> Iterator[SweepRow]:
+    known = [store.read(trial) if store is not None else None for trial in trials]
+    metric = runner.metrics[0]
+    baseline = [rows[0].values[metric] for rows in known if rows]
+    with progress_bar("ablating", len(trials), len(baseline), progress) as advance:
+        for trial, rows in zip(trials, known, strict=True):
+            if rows is None:
+                rows = runner.run(trial)
+                if store is not None:
+                    store.write(trial, rows)
+                baseline.append(rows[0].values[metric])
+                advance(f"{metric} {np.mean(baseline):.2f} before ablation")
+            yield from rows
+
+
+class SweepFolder(RunFolder):
+    """The folder of a sweep, with one JSON file per finished trial."""
+
+    def read(self, trial: Trial) -> list[SweepRow] | None:
+        """The rows of a trial that is already finished, or None."""
+        path = self.path(trial)
+        if not path.exists():
+            return None
+        record = read_json(path)
+        try:
+            check_format(path, record)
+            return [SweepRow.from_dict(row) for row in record["rows"]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ResultFileError(f"{path}: not a trial of a sweep ({error}); delete it and run again") from error
+
+    def write(self, trial: Trial, rows: Sequence[SweepRow]) -> None:
+        """Keep the rows of a finished trial."""
+        record = {"format": FORMAT, "kind": "SweepTrial", "rows": [row.to_dict() for row in rows]}
+        write_json(self.path(trial), record)
+
+
+# --- small parts ------------------------------------------------------------------------------------
+
+
+def _check_names(what: str, names: Collection[str], known: Collection[str]) -> None:
+    if isinstance(names, str):
+        raise ValueError(f"{what}s must be a sequence of names, got {names!r}")
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"unknown {what} {unknown[0]!r}; choose from {', '.join(known)}")
+    if what == "metric" and not names:
+        raise ValueError("no metric given")
+
+
+def _told(means: HeadMeans | None, seed: int | None) -> dict[str, Any]:
+    if means is None:
+        return {}
+    told = {"means": means.digest(), "calibration": {"prompts": len(means.prompts), "tokens": means.n_tokens}}
+    return told if seed is None else told | {"seed": seed}
+
+
+def _about(source: Any) -> dict[str, Any]:
+    """Where a ranking came from, for the provenance."""
+    provenance = getattr(source, "provenance", None) or {}
+    if isinstance(source, HeadScores):
+        about: dict[str, Any] = {"kind": "HeadScores", "detector": source.detector, "trials": source.n_trials}
+    elif isinstance(source, Effects):
+        about = {"kind": f"{source.kind} effect", "at": source.at, "trials": source.n_trials}
+    else:
+        about = {"kind": "heads"}
+    told = provenance.get("trials")
+    return about | ({"digest": told["digest"]} if isinstance(told, Mapping) and "digest" in told else {})

@@ -1,0 +1,225 @@
+"""The late-layer question: is the total effect of heads as late as their LOCOS score?
+
+phi counts only the direct path from a head to the logits, which could favour late layers by construction. So each
+trial is patched head by head (arXiv 2607.01002, section 5), and the layer profiles are compared over the same trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..models.hooked import HookedModel
+from ..progress import progress_bar
+from ..results.effects import Effects
+from ..results.files import ResultFileError, read_arrays, write_arrays
+from ..results.late_layers import LateLayers, late_layers
+from ..results.scores import Scores
+from ..runs import RunFolder, model_settings, prepare_trials, trials_settings
+from ..scoring.run import score_heads
+from ..trials.trial import Trial, TrialGrid
+from .attribution import attribution_map
+from .corrupt import WAYS, corrupt
+from .pair_runs import METRICS, PairRuns
+from .pairs import PromptPair
+from .patching import patch_map
+from .paths import direct_map
+
+MEASURES: Mapping[str, Callable[[PairRuns], np.ndarray]] = {
+    "total": patch_map,
+    "direct": direct_map,
+    "attribution": attribution_map,
+}
+"""Effects of every head that one pair of runs can be asked for, at z and all positions."""
+COMPARED = ("locos", "attention_spatial")
+
+
+def patch_trials(
+    model: HookedModel,
+    trials: TrialGrid | Sequence[Trial] | Trial,
+    kinds: Sequence[str] = ("total", "direct"),
+    *,
+    how: str = "filler",
+    metric: str = "logit_diff",
+    max_new_tokens: int = 50,
+    seed: int = 42,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+) -> dict[str, Effects]:
+    """Effects of every head on needle trials, each against its own corrupt twin.
+
+    Args:
+        model: from `load_model`.
+        trials: needle trials; one that brings ``generated_ids`` is not answered again.
+        kinds: "total" (exact patching, slow), "attribution" (its gradient estimate), "direct".
+        how: "filler" or "swap", see `corrupt`.
+        metric: "logit_diff" or "answer_logprob", see `patch_heads`.
+        max_new_tokens: decode limit of the model's own answer.
+        seed: draws what replaces the needles.
+        out: new or empty folder; every trial is written there as it finishes, and the same call resumes.
+        progress: show a bar; default: when stderr is a terminal.
+
+    Returns:
+        `Effects` by kind, over the same trials.
+
+    Raises:
+        ValueError: for unknown kinds, ways or metrics, or trials without a needle.
+        ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
+    """
+    for what, value, known in (("how", how, WAYS), ("metric", metric, METRICS)):
+        if value not in known:
+            raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
+    if isinstance(kinds, str) or not kinds or set(kinds) - set(MEASURES):
+        raise ValueError(f"kinds must be some of {', '.join(MEASURES)}, got {kinds!r}")
+    ready = prepare_trials(model, trials, max_new_tokens)
+    for trial in ready:
+        trial.require_needle()
+    patching = {"kinds": sorted(kinds), "how": how, "metric": metric, "seed": seed, "max_new_tokens": max_new_tokens}
+    settings = model_settings(model) | {"patching": patching}
+    with ExitStack() as block:
+        store = block.enter_context(_Folder(Path(out), settings).open()) if out is not None else None
+        if store is not None:
+            store.claim(ready)
+        records = _measure_all(model, ready, kinds, patching, store, progress)
+        effects = {
+            kind: Effects(
+                kind=kind,
+                at="z",
+                metric=metric,
+                positions="all",
+                per_trial=np.stack([record[kind] for record in records]),
+                clean=np.concatenate([record["clean"] for record in records]),
+                corrupt=np.concatenate([record["corrupt"] for record in records]),
+                trial_ids=tuple(trial.trial_id for trial in ready),
+                n_heads=model.n_heads,
+                n_key_value_heads=model.n_key_value_heads,
+                provenance=settings | {"trials": trials_settings(ready)},
+            )
+            for kind in kinds
+        }
+        if store is not None:
+            for kind, found in effects.items():
+                found.save(store.folder / f"{kind}.safetensors")
+    return effects
+
+
+def validate_late_layers(
+    model: HookedModel,
+    trials: TrialGrid | Sequence[Trial],
+    scores: Scores | None = None,
+    *,
+    total: str = "total",
+    how: str = "filler",
+    metric: str = "logit_diff",
+    margin: float = 0.1,
+    seed: int = 42,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+) -> LateLayers:
+    """Compare the layer profiles of LOCOS and attention with those of direct and total effects.
+
+    Args:
+        model: from `load_model`.
+        trials: those that ``scores`` are over; trials that did not pass the gate are left out.
+        scores: from `score_heads`, with "locos" and "attention_spatial"; default: computed now.
+        total: "total" for exact patching of every head, or "attribution" for its gradient estimate, which costs less
+            than a hundredth.
+        how, metric, seed: see `patch_trials`.
+        margin: see `results.late_layers.late_layers`.
+        out: new or empty folder for the effects of every trial; the same call resumes.
+        progress: show a bar; default: when stderr is a terminal.
+
+    Returns:
+        `LateLayers`: profiles, statistics with intervals, and a verdict.
+
+    Raises:
+        ValueError: when no trial of ``scores`` is among ``trials``, or the scores are of another model.
+        ResultFileError: see `patch_trials`.
+    """
+    if total not in ("total", "attribution"):
+        raise ValueError(f"total must be 'total' or 'attribution', got {total!r}")
+    folder = Path(out) if out is not None else None
+    if scores is None:
+        where = None if folder is None else folder / "scores"
+        scores = score_heads(model, trials, COMPARED, out=where, progress=progress)
+    told = _answered(model, trials, scores)
+    where = None if folder is None else folder / "effects"
+    effects = patch_trials(
+        model, told, (total, "direct"), how=how, metric=metric, seed=seed, out=where, progress=progress
+    )
+    ids = [trial.trial_id for trial in told]
+    maps = {name: scores[name].over(ids) for name in COMPARED}
+    maps |= {"direct": effects["direct"].to_head_scores(), "total": effects[total].to_head_scores("total")}
+    result = late_layers(maps, margin=margin)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def _answered(model: HookedModel, trials: TrialGrid | Sequence[Trial], scores: Scores) -> list[Trial]:
+    """The trials that count in the scores, with the answers that were given there."""
+    for name in COMPARED:
+        scores[name].require_fit(model.n_layers, model.n_heads)
+    weights = scores.provenance.get("model", {}).get("weights")
+    if weights is not None and weights != model.weights_fingerprint():
+        raise ValueError("the scores are of another model (its weights differ)")
+    bound = list(trials.bind(model) if isinstance(trials, TrialGrid) else trials)
+    said = {outcome.trial_id: outcome.generated_ids for outcome in scores.outcomes}
+    prompts = dict(zip(said, scores.provenance.get("trials", {}).get("prompts", ()), strict=False))
+    counted = set(scores[COMPARED[0]].trial_ids) & set(scores[COMPARED[1]].trial_ids)
+    told = [
+        trial.with_generation(said[trial.trial_id])
+        for trial in bound
+        if trial.trial_id in counted and prompts.get(trial.trial_id, trial.prompt_digest()) == trial.prompt_digest()
+    ]
+    if not told:
+        raise ValueError("no trial counts in the scores: give the trials that were scored, or leave scores out")
+    return told
+
+
+class _Folder(RunFolder):
+    """A patching run's folder, with one safetensors file per finished trial."""
+
+    suffix = ".safetensors"
+
+    def read(self, trial: Trial) -> dict[str, np.ndarray] | None:
+        path = self.path(trial)
+        if not path.exists():
+            return None
+        arrays, meta = read_arrays(path)
+        if meta.get("kind") != "PatchedTrial" or not {"clean", "corrupt", *self.settings["patching"]["kinds"]} <= set(
+            arrays
+        ):
+            raise ResultFileError(f"{path}: not a patched trial; delete it and run again")
+        return arrays
+
+    def write(self, trial: Trial, record: Mapping[str, np.ndarray]) -> None:
+        write_arrays(self.path(trial), record, {"kind": "PatchedTrial", "trial_id": trial.trial_id})
+
+
+def _measure_all(
+    model: HookedModel,
+    trials: Sequence[Trial],
+    kinds: Sequence[str],
+    settings: Mapping[str, Any],
+    store: _Folder | None,
+    progress: bool | None,
+) -> list[dict[str, np.ndarray]]:
+    known = [store.read(trial) if store is not None else None for trial in trials]
+    records: list[dict[str, np.ndarray]] = []
+    with progress_bar("patching", len(trials), sum(r is not None for r in known), progress) as advance:
+        for trial, record in zip(trials, known, strict=True):
+            if record is None:
+                twin = corrupt(trial, settings["how"], model, seed=settings["seed"])
+                runs = PairRuns(model, PromptPair.from_trials(model, trial, twin), ["z"], settings["metric"])
+                record = {kind: np.asarray(MEASURES[kind](runs), np.float32) for kind in kinds}
+                record |= {"clean": np.array([runs.clean_metric]), "corrupt": np.array([runs.corrupt_metric])}
+                if store is not None:
+                    store.write(trial, record)
+                advance(f"{settings['metric']} {runs.clean_metric:.1f} clean, {runs.corrupt_metric:.1f} corrupt")
+            records.append(record)
+    return records

@@ -1,0 +1,5 @@
+"""``python -m locos_tl.cli``."""
+
+from . import main
+
+main()

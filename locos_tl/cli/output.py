@@ -1,0 +1,157 @@
+"""How commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..models.check import CheckReport
+    from ..results.effects import Effects
+    from ..results.late_layers import LateLayers
+    from ..results.scores import Scores
+    from ..results.sweep import Sweep
+
+FEW_TRIALS = 20
+
+
+def print_scores(scores: Scores, top: int, as_json: bool) -> None:
+    """The best heads of a run and how far to trust them."""
+    main_detector = "locos" if "locos" in scores else next(iter(scores))
+    table = scores[main_detector].top(top)
+    if as_json:
+        print_json(
+            {
+                "passed": scores.passed,
+                "total": scores.total,
+                "provenance": scores.provenance,
+                "top": {name: heads.top(top).to_dict("records") for name, heads in scores.items()},
+                "split_half": {name: heads.split_half() for name, heads in scores.items()},
+            }
+        )
+        return
+    typer.echo(f"{scores.passed} of {scores.total} trials passed the gate ({scores.pass_rate:.0%})")
+    columns = ["rank", "layer", "head", "score", "ci_low", "ci_high", "kv_group"]
+    rows = [
+        {k: (f"{row[k]:.3f}" if isinstance(row[k], float) else str(row[k])) for k in columns}
+        for row in table.to_dict("records")
+    ]
+    print_rows(rows, False, title=f"top {len(rows)} heads by {main_detector}")
+    agreement = scores[main_detector].split_half()
+    if math.isfinite(agreement):
+        typer.echo(f"rank correlation of two halves of the trials: {agreement:.2f}")
+    if scores.passed < FEW_TRIALS:
+        typer.echo(f"only {scores.passed} trial(s) passed: mind the intervals, ask for more with --n")
+
+
+def print_check(report: CheckReport) -> None:
+    """The table of `check`."""
+    words = {True: "pass", False: "FAIL", None: "n/a"}
+    rows = [
+        {
+            "check": row.name,
+            "result": words[row.passed],
+            "error": "" if row.error is None else f"{row.error:.1e}",
+            "allowed": "" if row.tolerance is None else f"{row.tolerance:.0e}",
+            "note": row.note if row.passed is not True else "",
+        }
+        for row in report.rows
+    ]
+    print_rows(rows, False, title=f"{report.model}: {'all checks pass' if report else 'FAILED'}")
+
+
+def print_json(value: Any) -> None:
+    """One value as strict JSON."""
+    from ..results.files import to_json
+
+    typer.echo(to_json(value))
+
+
+def print_rows(rows: Sequence[dict[str, Any]], as_json: bool, title: str = "") -> None:
+    """A rich table on a terminal, aligned plain text in a pipe, or JSON."""
+    if as_json:
+        print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    columns = list(rows[0]) if rows else []
+    if console.is_terminal:
+        table = Table(title=title or None)
+        for column in columns:
+            table.add_column(column)
+        for row in rows:
+            table.add_row(*(Text(str(row[c])) for c in columns))
+        console.print(table)
+        return
+    widths = [max(len(c), *(len(str(row[c])) for row in rows)) for c in columns]
+    for line in ([title] if title else []) + [
+        "  ".join(str(cell).ljust(w) for cell, w in zip(cells, widths, strict=True)).rstrip()
+        for cells in [columns, *([row[c] for c in columns] for row in rows)]
+    ]:
+        typer.echo(line)
+
+
+def print_sweep(sweep: Sweep, as_json: bool) -> None:
+    """The curves of a sweep, one row per method and k."""
+    summary = sweep.summary()
+    if as_json:
+        print_json({"summary": summary.to_dict("records"), "provenance": sweep.provenance})
+        return
+    for metric in sweep.metrics:
+        of_metric = summary[summary["metric"] == metric]
+        rows = [
+            {
+                "method": row["method"],
+                "heads": str(row["k"]),
+                metric: f"{row['mean']:.3f}",
+                "95 % interval": f"{row['ci_low']:.3f} to {row['ci_high']:.3f}",
+                "drop": "" if row["k"] == 0 else f"{row['drop']:.3f}",
+                "trials": str(row["n_trials"]),
+            }
+            for row in of_metric.to_dict("records")
+        ]
+        about = sweep.provenance.get("ablation", {})
+        print_rows(rows, False, title=f"{metric} without these heads ({about.get('at')}, {about.get('mode')})")
+
+
+def print_effects(effects: Mapping[str, Effects], top: int, as_json: bool) -> None:
+    """The largest effects of each kind."""
+    if as_json:
+        print_json({kind: found.top(top).to_dict("records") for kind, found in effects.items()})
+        return
+    for kind, found in effects.items():
+        rows = [
+            {str(k): f"{v:.3f}" if isinstance(v, float) else str(v) for k, v in row.items()}
+            for row in found.top(top).to_dict("records")
+        ]
+        print_rows(rows, False, title=f"{kind} effect on {found.metric}, {found.n_trials} trials")
+
+
+def print_late(late: LateLayers, as_json: bool) -> None:
+    """Statistics and verdict of a late-layer validation."""
+    frame = late.to_frame()
+    missed = late.missed()
+    if as_json:
+        print_json(
+            {
+                "verdict": late.verdict,
+                "reason": late.reason,
+                "statistics": frame.to_dict("records"),
+                "missed": missed.to_dict("records"),
+            }
+        )
+        return
+    shown = ["last_third", "centre_of_mass", "gini", "p_value", "spearman", "overlap@10"]
+    rows = [
+        {"method": row["method"]} | {k: f"{row[k]:.3f}" for k in shown if k in row} for row in frame.to_dict("records")
+    ]
+    print_rows(rows, False, title=f"where the positive mass lies, {late.n_trials} trials")
+    if len(missed):
+        typer.echo(f"large total effect, low LOCOS: {', '.join(missed['head'])}")
+    typer.echo(f"late-layer concentration: {late.verdict}. {late.reason}")
