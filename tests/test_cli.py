@@ -115,11 +115,14 @@ def test_help_imports_no_heavy_library(args):
 
 def test_help_names_every_command(call):
     told = call("--help").out
-    for command in ("check", "score", "report", "demo", "model", "--version", "--debug"):
+    for command in ("check", "score", "report", "ablate", "patch", "validate", "demo", "model", "--version", "--debug"):
         assert command in told
 
 
-@pytest.mark.parametrize("command", [("check",), ("score",), ("report",), ("demo",), ("model", "get")])
+@pytest.mark.parametrize(
+    "command",
+    [("check",), ("score",), ("report",), ("ablate",), ("patch",), ("validate",), ("demo",), ("model", "get")],
+)
 def test_every_command_shows_an_example(call, command):
     told = call(*command, "--help")
     assert told.code == 0
@@ -472,15 +475,3 @@ def test_ungated_detectors_need_no_passing_trial(call, tiny_loaded, tmp_path):
     told = call("score", "m", "--trials", given, "--out", tmp_path / "run", "--detectors", "headkv,random")
     assert told.code == 0
     assert told.out.startswith("0 of 2 trials passed the gate (0%)\ntop 8 heads by headkv")
-
-
-def test_demo_asks_scores_and_reports(call, tiny_loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr("locos_tl.trials.load.load_trials", lambda name, n: trials(*[PASSES] * n))
-    told = call("demo", "--n", 2, "--out", tmp_path / "run")
-    assert told.code == 0
-    assert "2 layers x 4 heads; 2 non-literal trials" in told.out
-    assert "2 of 2 trials passed" in told.out
-    page = Path(told.out.splitlines()[-1])
-    assert page == (tmp_path / "run" / "report.html").resolve()
-    assert page.is_file()
-    assert tiny_loaded == [("smollm2-135m", None, None)]
