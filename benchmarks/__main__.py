@@ -7,13 +7,14 @@ import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from . import naive, one_pass, pass_rates, patching
+from . import naive, one_pass, pass_rates, patching, sweep
 from .common import fill_docs, save, table
 
 ALL = {
     "one_pass": (one_pass.run, table, "benchmarks.md"),
     "patching": (patching.run, table, "benchmarks.md"),
     "naive": (naive.run, table, "benchmarks.md"),
+    "sweep": (sweep.run, table, "benchmarks.md"),
     "pass_rates": (pass_rates.run, pass_rates.tables, "trials.md"),
 }
 

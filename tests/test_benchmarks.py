@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import naive, one_pass
+from benchmarks import naive, one_pass, sweep
 from benchmarks.common import table, trial_of
 
 
@@ -30,3 +30,12 @@ def test_the_naive_way_computes_the_same_scores(bundled):
     ids = [*trial.prompt_ids, 500, 600]
     ours = phi(bundled, trial.with_generation([500, 600]), steps=[1]).sum(-1)[..., 0]
     torch.testing.assert_close(naive.cached_scores(bundled, ids), ours, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.bundled
+def test_a_sweep_is_measured_beside_plain_generation():
+    anywhere, late = sweep.run(n_trials=1, n_tokens=110, ks=(1, 3), repeats=1)
+    assert anywhere["prompt tokens"] == pytest.approx(110, abs=12)
+    assert anywhere["answers a trial"] == 3
+    assert late["ratio of medians"] > 0.5
+    assert table([anywhere, late]).count("\n") == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +15,6 @@ from ..models.hooked import HookedModel
 from ..models.stack import Edit, hooked_stack, plain_stack
 from .heads import Head, as_heads, head_name
 from .means import ABLATED, HeadMeans
-
-log = logging.getLogger(__name__)
 
 MODES = ("mean", "zero", "resample")
 
@@ -54,7 +51,8 @@ def ablation(
     The default is the released setting of arXiv 2607.01002 (section 4): the head's query, before rotary embedding
     and query norm, becomes its mean over calibration prompts, so that the head attends as it would on average.
     At "z" the head's output before W_O is replaced, the field's other standard. Query heads that share a key-value
-    head are ablated one by one: keys and values stay.
+    head are ablated one by one: keys and values stay. (OLMo-2 and 3 norm the queries of all heads together: there a
+    head's replaced query also rescales those of its neighbours. "z" touches no other head.)
 
     Args:
         model: from `load_model`.
@@ -109,7 +107,8 @@ def ablated_rows(
             if mode == "resample":
                 block.enter_context(position.followed(view.model))  # type: ignore[attr-defined]
             for layer in layers:
-                edit = _edit(model, rows, layer, _replacement(layer, at, mode, means, position, seed), state.firings)
+                new = _replacement(layer, at, mode, means, position, seed, model.device)
+                edit = _edit(rows, layer, model.n_heads, new, state.firings)
                 block.enter_context(view.edit(layer, at, edit))
         yield state
     missed = [layer for layer in layers if not state.firings.get(layer)]
@@ -157,29 +156,30 @@ Replacement = Callable[[int], Tensor]
 
 
 def _replacement(
-    layer: int, at: str, mode: str, means: HeadMeans | None, position: _Position, seed: int
+    layer: int, at: str, mode: str, means: HeadMeans | None, position: _Position, seed: int, device: torch.device
 ) -> Replacement:
     if mode == "zero":
-        return lambda n: torch.zeros(())
+        zero = torch.zeros((), device=device)
+        return lambda n: zero
     assert means is not None
     if mode == "mean":
-        fixed = means.mean[at][layer][None]
+        fixed = means.mean[at][layer][None].to(device)
         return lambda n: fixed
-    bank = means.sample[at][:, layer]
+    bank = means.sample[at][:, layer].to(device)
     return lambda n: bank[position.draws(n, bank.shape[0], seed)]
 
 
-def _edit(
-    model: HookedModel, rows: Sequence[Sequence[Head]], layer: int, new: Replacement, firings: dict[int, int]
-) -> Edit:
+def _edit(rows: Sequence[Sequence[Head]], layer: int, n_heads: int, new: Replacement, firings: dict[int, int]) -> Edit:
     """Replace, in each row, the heads that this row is without."""
-    mask = torch.zeros(len(rows), 1, model.n_heads, 1, dtype=torch.bool, device=model.device)
+    mask = torch.zeros(len(rows), 1, n_heads, 1, dtype=torch.bool)
     for row, heads in enumerate(rows):
         mask[row, :, [head for at_layer, head in heads if at_layer == layer]] = True
 
     def edit(value: Tensor) -> Tensor:
+        nonlocal mask
         firings[layer] = firings.get(layer, 0) + 1
-        return torch.where(mask.to(value.device), new(value.shape[1]).to(value), value)
+        mask = mask.to(value.device)
+        return torch.where(mask, new(value.shape[1]).to(value), value)
 
     return edit
 

@@ -32,7 +32,7 @@ from .ablation import ablated_rows, ablation
 from .heads import Head
 
 BATCH_BYTES = 2**32
-"""Memory for the keys and values of the rows that are decoded together."""
+"""Memory for the keys and values of the rows that are decoded together (twice as much while they are joined)."""
 
 HeadSet = frozenset[Head]
 

@@ -28,6 +28,8 @@ def as_heads(heads: Any, n_layers: int, n_heads: int, what: str = "heads") -> tu
     """
     if hasattr(heads, "columns"):
         heads = heads[["layer", "head"]].itertuples(index=False)
+    if not isinstance(heads, Iterable):
+        raise ValueError(f"{what}: give heads as (layer, head) or names like 'L5H3', got {str(heads)[:40]!r}")
     given = [heads] if isinstance(heads, str) or _is_pair(heads) else list(heads)
     if not given:
         raise ValueError(f"{what}: no head given")

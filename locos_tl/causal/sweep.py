@@ -8,10 +8,8 @@ lowest of the first ranking.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,7 @@ import numpy as np
 
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
-from ..results.effects import Effects
 from ..results.files import FORMAT, ResultFileError, check_format, read_json, to_json, write_json
-from ..results.head_scores import HeadScores
 from ..results.sweep import BASELINE, Sweep, SweepRow
 from ..runs import RunFolder, model_settings, prepare_trials, trials_settings
 from ..scoring.answers import decode_text
@@ -29,28 +25,11 @@ from ..scoring.metrics import METRICS
 from ..trials.trial import Trial, TrialGrid
 from .ablation import check_ablation, check_kind
 from .answers import Answer, PromptAnswers
-from .heads import Head, as_heads
 from .means import HeadMeans, calibrate_means
+from .rankings import CONTROLS, Arm, Prompts, about, keep_apart, named_rankings, plan_arms, prompts_of
 
-log = logging.getLogger(__name__)
-
-CONTROLS = ("random", "bottom")
 STREAM_BYTES = 2**30
 """Memory for the residual streams at which ablated runs enter."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One line of a sweep: heads in the order in which they are ablated."""
-
-    method: str
-    heads: tuple[Head, ...]
-    seed: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name among `Sweep.rankings`."""
-        return self.method if self.seed is None else f"{self.method}-{self.seed}"
 
 
 def ablate_sweep(
@@ -120,13 +99,13 @@ def ablate_sweep(
     ready = prepare_trials(model, trials, max_new_tokens, teacher_forced=False)
     sources = named_rankings(rankings)
     arms = plan_arms(model, sources, ks, controls, random_seeds)
-    keep_apart(ready, {name: _prompts_of(source) for name, source in sources.items()}, "the ranking {!r}")
+    keep_apart(ready, {name: prompts_of(source) for name, source in sources.items()}, "the ranking {!r}")
     means = _means(model, ready, mode, means, calibration, n_calibration, seed, progress)
     check_ablation(model, at, mode, means)
     if batch_size is None:
         batch_size = 8 if model.info.dtype == "float32" else 1
     how = {"at": at, "mode": mode, "means": means, "seed": seed}
-    sizes = sorted(set(ks))
+    sizes = sorted({int(k) for k in ks})
     settings = model_settings(model) | {
         "ablation": {"at": at, "mode": mode} | _told(means, seed if mode == "resample" else None),
         "sweep": {
@@ -149,123 +128,11 @@ def ablate_sweep(
             rows=tuple(_run_all(runner, ready, store, progress)),
             rankings={arm.name: arm.heads for arm in arms},
             provenance=settings
-            | {"trials": trials_settings(ready), "rankings": {n: _about(source) for n, source in sources.items()}},
+            | {"trials": trials_settings(ready), "rankings": {n: about(source) for n, source in sources.items()}},
         )
         if store is not None:
             sweep.save(store.folder)
     return sweep
-
-
-# --- what is ablated --------------------------------------------------------------------------------
-
-
-def named_rankings(rankings: Any) -> dict[str, Any]:
-    """Sources of head orders by name; random maps are left out.
-
-    Raises:
-        ValueError: when there is none, or a name is taken by a control.
-    """
-    if isinstance(rankings, HeadScores):
-        rankings = {rankings.detector: rankings}
-    elif isinstance(rankings, Effects):
-        rankings = {rankings.kind: rankings}
-    if not isinstance(rankings, Mapping):
-        raise ValueError("rankings must be Scores, HeadScores, Effects, or a mapping {name: heads}, best head first")
-    found = {
-        str(name): source
-        for name, source in rankings.items()
-        if not (isinstance(source, HeadScores) and source.detector == "random")
-    }
-    if not found:
-        raise ValueError("no ranking given (random maps do not count)")
-    for name in found:
-        if name in (BASELINE, "random") or name.startswith("bottom-"):
-            raise ValueError(f"a ranking cannot be called {name!r}: a control has that name")
-    return found
-
-
-def plan_arms(
-    model: HookedModel, sources: Mapping[str, Any], ks: Sequence[int], controls: Collection[str], seeds: Sequence[int]
-) -> list[Arm]:
-    """Every ranking and control, cut to the largest k.
-
-    Raises:
-        ValueError: for a k that is no positive number or above the number of ranked heads, for scores of a model of
-            another size, or when the lowest heads of a partial list are asked for.
-    """
-    n_all = model.n_layers * model.n_heads
-    if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
-        raise ValueError(f"ks must be positive whole numbers, got {tuple(ks)}")
-    largest = max(ks)
-    ranked = {name: _ranked(model, name, source) for name, source in sources.items()}
-    for name, heads in ranked.items():
-        if largest > len(heads):
-            some = "" if len(heads) == n_all else f" of the model's {n_all}"
-            raise ValueError(
-                f"k = {largest} heads cannot be ablated: {name!r} ranks {len(heads)}{some}; give smaller ks"
-            )
-    arms = [Arm(name, heads[:largest]) for name, heads in ranked.items()]
-    if "bottom" in controls:
-        name, heads = next(iter(ranked.items()))
-        if not hasattr(sources[name], "ranking") and len(heads) < n_all:
-            raise ValueError(
-                f"{name!r} lists {len(heads)} of {n_all} heads, so its lowest are not known: leave 'bottom' out of "
-                "controls, or give scores"
-            )
-        arms.append(Arm(f"bottom-{name}", heads[::-1][:largest]))
-    every = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
-    for seed in seeds if "random" in controls else ():
-        drawn = np.random.default_rng(seed).permutation(n_all)[:largest]
-        arms.append(Arm("random", tuple(every[i] for i in drawn), seed))
-    return arms
-
-
-def _ranked(model: HookedModel, name: str, source: Any) -> tuple[Head, ...]:
-    what = f"the ranking {name!r}"
-    if not hasattr(source, "ranking"):
-        return as_heads(source, model.n_layers, model.n_heads, what)
-    if getattr(source, "head_axis", "query head") != "query head":
-        raise ValueError(f"{what} is of KV heads, and query heads are ablated")
-    if (source.n_layers, source.n_heads) != (model.n_layers, model.n_heads):
-        raise ValueError(
-            f"{what} is for {source.n_layers} layers x {source.n_heads} heads, "
-            f"the model has {model.n_layers} x {model.n_heads}"
-        )
-    return as_heads(source.ranking(), model.n_layers, model.n_heads, what)
-
-
-# --- what must be kept apart ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """What is known of the trials that something was computed from: digests of prompts, or at least ids."""
-
-    digests: Collection[str] = ()
-    ids: Collection[str] = ()
-
-
-def _prompts_of(source: Any) -> Prompts:
-    provenance = getattr(source, "provenance", None) or {}
-    told = provenance.get("trials")
-    if isinstance(told, Mapping) and "prompts" in told:
-        return Prompts(digests=set(told["prompts"]))
-    return Prompts(ids=set(() if "imported_from" in provenance else getattr(source, "trial_ids", ())))
-
-
-def keep_apart(trials: Sequence[Trial], others: Mapping[str, Prompts], what: str) -> None:
-    """Refuse to evaluate on prompts that something was computed from.
-
-    Raises:
-        ValueError: naming some of the trials.
-    """
-    for name, prompts in others.items():
-        shared = [t.trial_id for t in trials if t.prompt_digest() in prompts.digests or t.trial_id in prompts.ids]
-        if shared:
-            raise ValueError(
-                f"{len(shared)} of {len(trials)} trials were used for {what.format(name)} too, such as "
-                f"{', '.join(map(repr, shared[:3]))}: evaluate on trials of their own (see split_by_needle)"
-            )
 
 
 def _means(
@@ -409,16 +276,3 @@ def _told(means: HeadMeans | None, seed: int | None) -> dict[str, Any]:
         return {}
     told = {"means": means.digest(), "calibration": {"prompts": len(means.prompts), "tokens": means.n_tokens}}
     return told if seed is None else told | {"seed": seed}
-
-
-def _about(source: Any) -> dict[str, Any]:
-    """Where a ranking came from, for the provenance."""
-    provenance = getattr(source, "provenance", None) or {}
-    if isinstance(source, HeadScores):
-        about: dict[str, Any] = {"kind": "HeadScores", "detector": source.detector, "trials": source.n_trials}
-    elif isinstance(source, Effects):
-        about = {"kind": f"{source.kind} effect", "at": source.at, "trials": source.n_trials}
-    else:
-        about = {"kind": "heads"}
-    told = provenance.get("trials")
-    return about | ({"digest": told["digest"]} if isinstance(told, Mapping) and "digest" in told else {})

@@ -58,7 +58,7 @@ def test_every_row_is_the_answer_without_those_heads(tiny_model):
         else:
             wanted = model.decode(cache, model.extend(cache, trial.prompt_ids), 6)
         assert (row.generated_ids, row.stop_token_id) == (wanted.ids, wanted.stop_token_id)
-        assert row.text == model.tokenizer.decode(wanted.ids).strip()
+        assert row.text == model.tokenizer.decode(wanted.ids, skip_special_tokens=True).strip()
         assert row.values == {name: METRICS[name](row.text, ["Yuki"]) for name in sweep.metrics}
         assert row.answer == "Yuki"
 
