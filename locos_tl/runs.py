@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,40 @@ from .models.hooked import HookedModel
 from .results.files import ResultFileError, plain, read_json, to_json, write_json
 from .trials.needle import fingerprint, warn_if_repeating
 from .trials.trial import Trial, TrialGrid, read_trials, save_trials
+
+
+def bound_trials(model: HookedModel, trials: Any, what: str = "trials") -> list[Trial]:
+    """Trials as a list, a grid bound to the model, and none of another tokenizer.
+
+    Args:
+        model: what they will be run on.
+        trials: a grid, a sequence of trials, or one.
+        what: the argument's name, for errors.
+
+    Raises:
+        ValueError: for something else, none at all, or a trial of another tokenizer.
+    """
+    if isinstance(trials, Trial):
+        trials = [trials]
+    if isinstance(trials, str) or not isinstance(trials, Iterable):
+        raise ValueError(f"{what} must be trials, got {str(trials)[:40]!r}: load_trials(...) gives some")
+    bound = list(trials.bind(model.tokenizer) if isinstance(trials, TrialGrid) else trials)
+    if not bound:
+        raise ValueError(f"no {what} given")
+    for trial in bound:
+        if not isinstance(trial, Trial):
+            raise ValueError(f"{what} must be trials, got {type(trial).__name__}")
+        if trial.tokenizer and model.tokenizer is not None and trial.tokenizer != fingerprint(model.tokenizer):
+            raise ValueError(
+                f"trial {trial.trial_id!r} was made for another tokenizer than that of {model.info.name}: "
+                "bind the TrialGrid to this model, trials.bind(model)"
+            )
+    return bound
+
+
+def named(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials, those without an id numbered by their place."""
+    return [t if t.trial_id else replace(t, trial_id=f"trial-{i:04d}") for i, t in enumerate(trials)]
 
 
 def prepare_trials(
@@ -37,25 +71,16 @@ def prepare_trials(
     """
     if model.tokenizer is None:
         raise ValueError(f"{model.info.name} has no tokenizer, and answers are text: load_model(..., tokenizer=...)")
-    if isinstance(trials, Trial):
-        trials = [trials]
-    bound = list(trials.bind(model.tokenizer) if isinstance(trials, TrialGrid) else trials)
-    if not bound:
-        raise ValueError("no trials given")
-    ready = [t if t.trial_id else replace(t, trial_id=f"trial-{i:04d}") for i, t in enumerate(bound)]
+    bound = bound_trials(model, trials)
+    ready = named(bound)
     if not teacher_forced:
         ready = [replace(trial, generated_ids=None) for trial in ready]
     ids = [trial.trial_id for trial in ready]
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)
         raise ValueError(f"the trial id {twice!r} occurs {ids.count(twice)} times")
-    mine, limit, d_vocab = fingerprint(model.tokenizer), model.geometry.n_ctx, model.geometry.d_vocab
+    limit, d_vocab = model.geometry.n_ctx, model.geometry.d_vocab
     for trial in ready:
-        if trial.tokenizer and trial.tokenizer != mine:
-            raise ValueError(
-                f"trial {trial.trial_id!r} was made for another tokenizer than that of {model.info.name}: "
-                "bind the TrialGrid to this model, trials.bind(model)"
-            )
         given = trial.generated_ids
         length = trial.n_tokens + (max_new_tokens if given is None else len(given))
         if limit is not None and length > limit:

@@ -63,6 +63,8 @@ def ablation(
         means: from `calibrate_means`; not needed for "zero".
         seed: draws the positions of "resample".
 
+    Runs with ``out=`` inside the block have the ablation in their settings, so that they never mix with others.
+
     Yields:
         The ablation, whose ``firings`` count the replacements in each layer.
 
@@ -110,6 +112,8 @@ def ablated_rows(
                 new = _replacement(layer, at, mode, means, position, seed, model.device)
                 edit = _edit(rows, layer, model.n_heads, new, state.firings)
                 block.enter_context(view.edit(layer, at, edit))
+        model.interventions.append(_told(state, means, seed))
+        block.callback(model.interventions.pop)
         yield state
     missed = [layer for layer in layers if not state.firings.get(layer)]
     if missed:
@@ -118,6 +122,13 @@ def ablated_rows(
             f"{lost}: the ablation never fired, so nothing was ablated there. Run the model inside the block, through "
             "`HookedModel` or its `hooked` model."
         )
+
+
+def _told(state: Ablation, means: HeadMeans | None, seed: int) -> str:
+    """The ablation in a line, for the settings of runs made under it."""
+    names = ",".join(head_name(head) for head in sorted(state.heads))
+    source = {"zero": "", "mean": f" {means.digest()}" if means else "", "resample": f" seed {seed}"}[state.mode]
+    return f"ablation at {state.at}, {state.mode}{source}: {names}"
 
 
 def check_kind(at: str, mode: str) -> None:

@@ -26,6 +26,8 @@ def corrupt(
 ) -> Trial:
     """The trial with its needle replaced by as many other tokens; everything outside the needle is identical.
 
+    Of several supporting facts only the needle, which holds the answer, is replaced.
+
     Args:
         trial: a trial with a needle.
         how: "filler": haystack prose that does not hold the answer; "swap": a sentence that says another thing about
@@ -33,7 +35,7 @@ def corrupt(
             none has, the needle itself about another name.
         tokenizer: the trial's tokenizer, or a `HookedModel`; default: the bundled model's.
         seed: draws filler or sentence, for each trial anew.
-        pool: sentences to swap in, instead of the bundled needles.
+        pool: sentences to swap in, instead of the bundled needles; needed for needles of your own.
 
     Returns:
         A trial whose ``needle`` is the new text; ``answer`` is still the gold answer of the clean trial.
@@ -46,6 +48,8 @@ def corrupt(
         raise ValueError(f"how must be one of {', '.join(WAYS)}, got {how!r}")
     if trial.needle_span is None:
         raise ValueError(f"trial {trial.trial_id!r} has no needle, so there is nothing to corrupt")
+    if tokenizer is None and not trial.tokenizer:
+        raise ValueError(f"trial {trial.trial_id!r} does not tell its tokenizer: give tokenizer=model")
     tokenizer = getattr(tokenizer, "tokenizer", None) or tokenizer or TrialGrid((), lambda *_: trial).tokenizer
     if trial.tokenizer and trial.tokenizer != fingerprint(tokenizer):
         raise ValueError(f"trial {trial.trial_id!r} was made for another tokenizer: give tokenizer=model")
@@ -75,11 +79,16 @@ def _filler(trial: Trial, tokenizer: Any, n: int, spaced: bool, rng: random.Rand
     sentences.sort(key=lambda pair: len(pair[1]) != n)
     ids: list[int] = []
     for text, tokens in sentences:
-        if not Haystack("sentence", (text,)).contains(trial.answer):
+        if not _tells(text, trial):
             ids += tokens if not ids or spaced else encode_all(tokenizer, [" " + text])[0]
         if len(ids) >= n:
             break
     return ids[:n]
+
+
+def _tells(sentence: str, trial: Trial) -> bool:
+    """True when a sentence holds the answer or an alias of it."""
+    return any(Haystack("sentence", (sentence,)).contains(answer) for answer in trial.answers)
 
 
 def _swapped(
@@ -88,7 +97,7 @@ def _swapped(
     """A sentence of n tokens about somebody else."""
     tried = 0
     for sentences in _candidates(trial, pool):
-        usable = [s for s in sentences if not Haystack("sentence", (s,)).contains(trial.answer)]
+        usable = [s for s in sentences if not _tells(s, trial)]
         rng.shuffle(usable)
         tried += len(usable)
         for ids in encode_all(tokenizer, [(" " if spaced else "") + s for s in usable]) if usable else ():
@@ -105,6 +114,11 @@ def _candidates(trial: Trial, pool: Sequence[str] | None) -> Iterable[list[str]]
     if pool is not None:
         yield list(pool)
         return
+    if trial.needle_id not in {needle.needle_id for needle in bundled_needles()}:
+        raise ValueError(
+            f"trial {trial.trial_id!r} is none of the bundled needles: give pool= with sentences to swap in, or use "
+            "how='filler'"
+        )
     others = [needle for needle in bundled_needles() if needle.needle_id != trial.needle_id]
     alike = [needle for needle in others if needle.relation == trial.relation]
     for needles in (alike, [needle for needle in others if needle not in alike]):

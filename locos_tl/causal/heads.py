@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 Head = tuple[int, int]
@@ -15,19 +16,26 @@ def head_name(head: Head) -> str:
     return f"L{head[0]}H{head[1]}"
 
 
-def as_heads(heads: Any, n_layers: int, n_heads: int, what: str = "heads") -> tuple[Head, ...]:
+def as_heads(heads: Any, n_layers: int, n_heads: int, what: str = "heads", kv: bool = False) -> tuple[Head, ...]:
     """Checked heads, in the order given.
 
     Args:
         heads: pairs, names, or a data frame with the columns layer and head.
         n_layers, n_heads: sizes of the model (n_heads: of the axis the heads are on).
         what: the argument's name, for errors.
+        kv: key-value heads are wanted; a table has them in the column "kv_head".
 
     Raises:
         ValueError: for none at all, one that is no head, outside the model, or named twice.
     """
+    if hasattr(heads, "ranking"):
+        raise ValueError(f"{what}: give heads, not all scores: scores.top(10) or scores.ranking()[:10]")
     if hasattr(heads, "columns"):
-        heads = heads[["layer", "head"]].itertuples(index=False)
+        wanted, other = ("kv_head", "head") if kv else ("head", "kv_head")
+        if not {"layer", wanted} <= set(heads.columns):
+            lacks = f"holds {other}s, and {wanted}s are needed" if other in heads.columns else f"has no {wanted!r}"
+            raise ValueError(f"{what}: the table {lacks}")
+        heads = heads[["layer", wanted]].itertuples(index=False)
     if not isinstance(heads, Iterable):
         raise ValueError(f"{what}: give heads as (layer, head) or names like 'L5H3', got {str(heads)[:40]!r}")
     given = [heads] if isinstance(heads, str) or _is_pair(heads) else list(heads)
@@ -53,7 +61,7 @@ def by_layer(heads: Iterable[Head]) -> dict[int, list[int]]:
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(part, int) for part in value)
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(part, Integral) for part in value)
 
 
 def _parse(one: Any, what: str) -> Head:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from ..models.backends import CHUNK
 from ..models.hooked import HookedModel
 from ..models.stack import Stack, stack_for
 from ..progress import progress_bar
+from ..results.files import ResultFileError, read_arrays, write_arrays
+from ..runs import bound_trials
 from ..trials.trial import Trial, TrialGrid
 
 ABLATED = ("q", "z")
@@ -33,6 +36,8 @@ class HeadMeans:
         n_tokens: positions the means are over.
         prompts: digests of the calibration prompts, so that they can be kept apart from evaluated ones.
         weights: fingerprint of the model they came from.
+        seed: drew the positions of ``sample``.
+        interventions: ablations that were in force meanwhile.
     """
 
     mean: Mapping[str, Float[Tensor, "layer head d_head"]]
@@ -40,19 +45,57 @@ class HeadMeans:
     n_tokens: int
     prompts: tuple[str, ...]
     weights: str
+    seed: int = 42
+    interventions: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Short hash of everything an ablation takes from here."""
-        parts = [self.mean[at] for at in sorted(self.mean)] + [self.sample[at] for at in sorted(self.sample)]
-        found = hashlib.sha256(self.weights.encode())
-        for part in parts:
-            found.update(np.ascontiguousarray(part.cpu().numpy()).tobytes())
-        return found.hexdigest()[:24]
+        """Short hash of what made the means; the same on every machine, as their last bits are not."""
+        n_samples = {at: len(bank) for at, bank in sorted(self.sample.items())}
+        made_of = (self.weights, self.prompts, self.n_tokens, n_samples, self.seed, self.interventions)
+        return hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file with the JSON metadata inside."""
+        arrays = {f"mean/{at}": value.numpy() for at, value in self.mean.items()}
+        arrays |= {f"sample/{at}": value.numpy() for at, value in self.sample.items()}
+        about = {name: getattr(self, name) for name in ("n_tokens", "prompts", "weights", "seed", "interventions")}
+        write_arrays(Path(path), arrays, {"kind": "HeadMeans", **about})
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> HeadMeans:
+        """Read a file written by `save`.
+
+        Raises:
+            ResultFileError: when it is missing, damaged or of another kind.
+        """
+        arrays, meta = read_arrays(Path(path))
+        try:
+            if meta["kind"] != "HeadMeans":
+                raise ResultFileError(f"{path}: holds {meta['kind']}, not HeadMeans")
+            mean, sample = (
+                {at: torch.from_numpy(arrays[f"{part}/{at}"]).float() for at in ABLATED} for part in ("mean", "sample")
+            )
+            if any(m.dim() != 3 or sample[at].shape[1:] != m.shape for at, m in mean.items()):
+                raise ResultFileError(f"{path}: its arrays do not fit each other")
+            return cls(
+                mean,
+                sample,
+                int(meta["n_tokens"]),
+                tuple(map(str, meta["prompts"])),
+                str(meta["weights"]),
+                int(meta["seed"]),
+                tuple(map(str, meta["interventions"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ResultFileError):
+                raise
+            raise ResultFileError(f"{path}: not a usable HeadMeans file ({error})") from error
 
 
 def calibrate_means(
     model: HookedModel,
-    trials: TrialGrid | Sequence[Trial],
+    trials: TrialGrid | Sequence[Trial] | Trial,
     n: int = 50,
     *,
     batch_size: int = 1,
@@ -76,9 +119,9 @@ def calibrate_means(
     Raises:
         ValueError: for no trials, or a prompt that does not fit the model.
     """
-    bound = list(trials.bind(model) if isinstance(trials, TrialGrid) else trials)[:n]
-    if not bound or n < 1:
-        raise ValueError("no calibration trials given")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    bound = bound_trials(model, trials, "calibration trials")[:n]
     if batch_size < 1 or n_samples < 1:
         raise ValueError(f"batch_size and n_samples must be at least 1, got {batch_size} and {n_samples}")
     lengths = [trial.n_tokens for trial in bound]
@@ -104,6 +147,8 @@ def calibrate_means(
         n_tokens=sum(lengths),
         prompts=tuple(trial.prompt_digest() for trial in bound),
         weights=model.weights_fingerprint(),
+        seed=seed,
+        interventions=tuple(model.interventions),
     )
 
 

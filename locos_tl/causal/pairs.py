@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..models.hooked import HookedModel
+from ..runs import bound_trials
 from ..scoring.answers import answer_steps, answer_token_ids
 from ..scoring.explore import generate
 from ..trials.trial import Trial, TrialGrid
@@ -23,6 +24,7 @@ class PromptPair:
         counterfactual: token whose logit the answer's is compared with; None: the corrupt run's best token
             other than the answer.
         pair_id: name for results.
+        prompt: digest of the clean trial's prompt, by which later steps keep other trials apart; "" for no trial.
     """
 
     clean_ids: tuple[int, ...]
@@ -31,6 +33,7 @@ class PromptPair:
     needle_span: tuple[int, int] | None = None
     counterfactual: int | None = None
     pair_id: str = "pair"
+    prompt: str = ""
 
     def __post_init__(self) -> None:
         clean, corrupted = tuple(self.clean_ids), tuple(self.corrupt_ids)
@@ -52,6 +55,11 @@ class PromptPair:
             first, last = self.needle_span
             if not 0 <= first < last <= start:
                 raise ValueError(f"{self.pair_id}: needle_span [{first}, {last}) is empty or reaches into the answer")
+            if self.differing and last <= self.differing[0]:
+                raise ValueError(
+                    f"{self.pair_id}: needle_span [{first}, {last}) ends before the prompts differ "
+                    f"(at {self.differing[0]}), so patching it could change nothing"
+                )
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -71,11 +79,12 @@ class PromptPair:
         return self.clean_ids[slice(*self.answer_span)]
 
     @classmethod
-    def from_trials(cls, model: HookedModel, clean: Trial, corrupted: Trial) -> PromptPair:
+    def from_trials(cls, model: HookedModel, clean: Trial, corrupted: Trial, max_new_tokens: int = 50) -> PromptPair:
         """A needle trial and its `corrupt` twin.
 
         The model answers the clean prompt (or has, in ``generated_ids``) and both prompts are continued with what
-        it said up to the end of the gold answer. Where it did not give that answer, the answer follows the prompt.
+        it said up to the end of the gold answer (or of the first alias that it gave). Where it gave none, the gold
+        answer follows the prompt.
 
         Raises:
             ValueError: for prompts of unequal length.
@@ -85,20 +94,24 @@ class PromptPair:
                 f"trial {clean.trial_id!r}: the clean prompt has {clean.n_tokens} tokens, the corrupt one "
                 f"{corrupted.n_tokens}; patching needs equal lengths, position for position"
             )
+        bound_trials(model, [clean, corrupted])
         if clean.generated_ids is None:
-            clean = generate(model, clean)
+            clean = generate(model, clean, max_new_tokens)
         said = clean.generated_ids or ()
-        steps = answer_steps(model.tokenizer, said, clean.answer)
+        steps = next(filter(None, (answer_steps(model.tokenizer, said, answer) for answer in clean.answers)), ())
         if steps:
             said, start = said[: steps[-1] + 1], clean.n_tokens + steps[0]
         else:
-            said, start = tuple(answer_token_ids(model.tokenizer, clean.answer)[-1]), clean.n_tokens
+            spaced, bare = answer_token_ids(model.tokenizer, clean.answer)
+            ends = model.tokenizer.decode(list(clean.prompt_ids[-1:]))[-1:]
+            said, start = tuple(bare if not ends or ends.isspace() else spaced), clean.n_tokens
         return cls(
             (*clean.prompt_ids, *said),
             (*corrupted.prompt_ids, *said),
             (start, clean.n_tokens + len(said)),
             needle_span=clean.needle_span,
             pair_id=clean.trial_id or "pair",
+            prompt=clean.prompt_digest(),
         )
 
     @classmethod
@@ -143,12 +156,6 @@ class PromptPair:
             (len(one), len(one) + len(wanted)),
             counterfactual=instead[0] if instead else None,
             pair_id=pair_id,
-        )
-
-    def swapped(self) -> PromptPair:
-        """The pair the other way round."""
-        return PromptPair(
-            self.corrupt_ids, self.clean_ids, self.answer_span, self.needle_span, self.counterfactual, self.pair_id
         )
 
 

@@ -70,14 +70,21 @@ def patch_heads(
     )
 
 
-def total_effects(model: HookedModel, clean: Any, corrupt: Any = None, **options: Any) -> Effects:
+def total_effects(
+    model: HookedModel,
+    clean: Any,
+    corrupt: Any = None,
+    *,
+    metric: str = "logit_diff",
+    batch_size: int | None = None,
+    progress: bool | None = None,
+) -> Effects:
     """The total effect of every head: its output z restored at all positions, through every path.
 
     Args:
-        model, clean, corrupt: as in `patch_heads`.
-        options: ``metric``, ``batch_size``, ``progress``.
+        model, clean, corrupt, metric, batch_size, progress: as in `patch_heads`, which restores other sites too.
     """
-    return patch_heads(model, clean, corrupt, at="z", positions="all", **options)
+    return patch_heads(model, clean, corrupt, metric=metric, batch_size=batch_size, progress=progress)
 
 
 def patch_together(
@@ -100,7 +107,7 @@ def patch_together(
         One number per pair; NaN where clean and corrupt do not differ.
     """
     pairs = as_pairs(model, clean, corrupt)
-    chosen = by_layer(as_heads(heads, model.n_layers, axis_size(model, at)))
+    chosen = by_layer(as_heads(heads, model.n_layers, axis_size(model, at), kv=on_kv_heads(model, at)))
     found = []
     for pair in pairs:
         runs = PairRuns(model, pair, [at], metric)
@@ -111,6 +118,11 @@ def patch_together(
         gap = runs.clean_metric - runs.corrupt_metric
         found.append((value - runs.corrupt_metric) / gap if abs(gap) > 1e-6 else np.nan)
     return np.array(found)
+
+
+def on_kv_heads(model: HookedModel, at: str) -> bool:
+    """True for sites that belong to key-value heads which several query heads share."""
+    return at in ("k", "v") and model.n_key_value_heads < model.n_heads
 
 
 def axis_size(model: HookedModel, at: str) -> int:
@@ -161,7 +173,8 @@ def measure_pairs(
             "model": model.describe(),
             "versions": versions(),
             "patching": {"counterfactuals": list(counterfactuals), **(settings or {})},
-        },
+        }
+        | ({"trials": {"prompts": [pair.prompt for pair in pairs]}} if all(pair.prompt for pair in pairs) else {}),
     )
 
 

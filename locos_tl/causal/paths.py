@@ -22,7 +22,7 @@ from ..results.effects import Effects
 from .heads import Head, as_heads, by_layer, head_name
 from .pair_runs import PairRuns
 from .pairs import as_pairs
-from .patching import axis_size, measure_pairs
+from .patching import axis_size, measure_pairs, on_kv_heads
 
 NORMS = ("recomputed", "frozen")
 _VOCAB_CHUNK = 16384
@@ -168,7 +168,9 @@ def path_patching(
     """
     if through not in ("q", "k", "v"):
         raise ValueError(f"through must be q, k or v, got {through!r}")
-    targets = as_heads(receivers, model.n_layers, axis_size(model, through), "receivers")
+    targets = as_heads(
+        receivers, model.n_layers, axis_size(model, through), "receivers", kv=on_kv_heads(model, through)
+    )
     top = max(layer for layer, _ in targets)
     everyone = [(layer, head) for layer in range(top) for head in range(model.n_heads)]
     if sender is None and not everyone:

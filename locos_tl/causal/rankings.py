@@ -52,7 +52,7 @@ def named_rankings(rankings: Any) -> dict[str, Any]:
     if not found:
         raise ValueError("no ranking given (random maps do not count)")
     for name in found:
-        if name in (BASELINE, "random") or name.startswith("bottom-"):
+        if name in (BASELINE, "random") or name.startswith(("bottom-", "random-")):
             raise ValueError(f"a ranking cannot be called {name!r}: a control has that name")
     return found
 
@@ -67,7 +67,9 @@ def plan_arms(
             another size, or when the lowest heads of a partial list are asked for.
     """
     n_all = model.n_layers * model.n_heads
-    if not ks or any(isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1 for k in ks):
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"random_seeds must differ, got {tuple(seeds)}")
+    if not len(ks) or any(isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1 for k in ks):
         raise ValueError(f"ks must be positive whole numbers, got {tuple(ks)}")
     largest = max(ks)
     ranked = {name: _ranked(model, name, source) for name, source in sources.items()}

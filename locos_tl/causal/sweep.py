@@ -19,7 +19,7 @@ from ..models.hooked import HookedModel
 from ..progress import progress_bar
 from ..results.files import FORMAT, ResultFileError, check_format, read_json, to_json, write_json
 from ..results.sweep import BASELINE, Sweep, SweepRow
-from ..runs import RunFolder, model_settings, prepare_trials, trials_settings
+from ..runs import RunFolder, bound_trials, model_settings, prepare_trials, trials_settings
 from ..scoring.answers import decode_text
 from ..scoring.metrics import METRICS
 from ..trials.trial import Trial, TrialGrid
@@ -36,7 +36,7 @@ def ablate_sweep(
     model: HookedModel,
     trials: TrialGrid | Sequence[Trial] | Trial,
     rankings: Any,
-    ks: Sequence[int] = (1, 5, 10, 20, 50, 100),
+    ks: Sequence[int] | int = (1, 5, 10, 20, 50, 100),
     *,
     controls: Collection[str] = CONTROLS,
     metrics: Sequence[str] = ("rouge_l", "contains"),
@@ -86,8 +86,7 @@ def ablate_sweep(
     """
     if not isinstance(model, HookedModel):
         raise ValueError(f"ablate_sweep takes a loaded model, got {type(model).__name__}: load_model(...) first")
-    _check_names("metric", metrics, METRICS)
-    _check_names("control", controls, CONTROLS)
+    check_options(controls, metrics, at, mode)
     for name, value in (
         ("max_new_tokens", max_new_tokens),
         ("batch_size", batch_size),
@@ -95,12 +94,13 @@ def ablate_sweep(
     ):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    check_kind(at, mode)
+    if isinstance(ks, int):
+        ks = (ks,)
     ready = prepare_trials(model, trials, max_new_tokens, teacher_forced=False)
     sources = named_rankings(rankings)
     arms = plan_arms(model, sources, ks, controls, random_seeds)
     keep_apart(ready, {name: prompts_of(source) for name, source in sources.items()}, "the ranking {!r}")
-    means = _means(model, ready, mode, means, calibration, n_calibration, seed, progress)
+    means = _means(model, ready, sources, mode, means, calibration, n_calibration, seed, progress)
     check_ablation(model, at, mode, means)
     if batch_size is None:
         batch_size = 8 if model.info.dtype == "float32" else 1
@@ -138,6 +138,7 @@ def ablate_sweep(
 def _means(
     model: HookedModel,
     trials: Sequence[Trial],
+    sources: Mapping[str, Any],
     mode: str,
     means: HeadMeans | None,
     calibration: TrialGrid | Sequence[Trial] | None,
@@ -148,8 +149,11 @@ def _means(
     """The means given or computed; their prompts must not be evaluated."""
     if mode == "zero" or (means is None and calibration is None):
         return None
-    bound = list((calibration.bind(model) if isinstance(calibration, TrialGrid) else calibration) or ())[:n]
+    bound = [] if means is not None else bound_trials(model, calibration, "calibration trials")[:n]
     prompts = {trial.prompt_digest() for trial in bound} if means is None else set(means.prompts)
+    for name, source in sources.items():
+        if shared := prompts & set(prompts_of(source).digests):
+            raise ValueError(f"{len(shared)} calibration prompts were used for the ranking {name!r} too: take others")
     keep_apart(trials, {"": Prompts(prompts)}, "calibration")
     return means or calibrate_means(model, bound, n, seed=seed, progress=progress)
 
@@ -260,6 +264,17 @@ class SweepFolder(RunFolder):
 
 
 # --- small parts ------------------------------------------------------------------------------------
+
+
+def check_options(controls: Collection[str], metrics: Collection[str], at: str, mode: str) -> None:
+    """Refuse unknown names, before a model is loaded.
+
+    Raises:
+        ValueError: naming the unknown one and the choices.
+    """
+    _check_names("metric", metrics, METRICS)
+    _check_names("control", controls, CONTROLS)
+    check_kind(at, mode)
 
 
 def _check_names(what: str, names: Collection[str], known: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from ..results.effects import Effects
 from ..results.files import ResultFileError, read_arrays, write_arrays
 from ..results.late_layers import LateLayers, late_layers
 from ..results.scores import Scores
-from ..runs import RunFolder, model_settings, prepare_trials, trials_settings
+from ..runs import RunFolder, bound_trials, model_settings, named, prepare_trials, trials_settings
 from ..scoring.run import score_heads
 from ..trials.trial import Trial, TrialGrid
 from .attribution import attribution_map
@@ -70,11 +70,7 @@ def patch_trials(
         ValueError: for unknown kinds, ways or metrics, or trials without a needle.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
-    for what, value, known in (("how", how, WAYS), ("metric", metric, METRICS)):
-        if value not in known:
-            raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
-    if isinstance(kinds, str) or not kinds or set(kinds) - set(MEASURES):
-        raise ValueError(f"kinds must be some of {', '.join(MEASURES)}, got {kinds!r}")
+    check_options(kinds, how, metric)
     ready = prepare_trials(model, trials, max_new_tokens)
     for trial in ready:
         trial.require_needle()
@@ -134,7 +130,8 @@ def validate_late_layers(
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
-        `LateLayers`: profiles, statistics with intervals, and a verdict.
+        `LateLayers`: profiles, statistics with intervals, and a verdict. Its maps are named "locos",
+        "attention_spatial", "direct", and "total" or "attribution".
 
     Raises:
         ValueError: when no trial of ``scores`` is among ``trials``, or the scores are of another model.
@@ -142,6 +139,7 @@ def validate_late_layers(
     """
     if total not in ("total", "attribution"):
         raise ValueError(f"total must be 'total' or 'attribution', got {total!r}")
+    check_options((total,), how, metric)
     folder = Path(out) if out is not None else None
     if scores is None:
         where = None if folder is None else folder / "scores"
@@ -153,8 +151,8 @@ def validate_late_layers(
     )
     ids = [trial.trial_id for trial in told]
     maps = {name: scores[name].over(ids) for name in COMPARED}
-    maps |= {"direct": effects["direct"].to_head_scores(), "total": effects[total].to_head_scores("total")}
-    result = late_layers(maps, margin=margin)
+    maps |= {kind: found.to_head_scores() for kind, found in effects.items()}
+    result = late_layers({name: maps[name] for name in (*COMPARED, "direct", total)}, causal=total, margin=margin)
     if folder is not None:
         result.save(folder)
     return result
@@ -167,7 +165,7 @@ def _answered(model: HookedModel, trials: TrialGrid | Sequence[Trial], scores: S
     weights = scores.provenance.get("model", {}).get("weights")
     if weights is not None and weights != model.weights_fingerprint():
         raise ValueError("the scores are of another model (its weights differ)")
-    bound = list(trials.bind(model) if isinstance(trials, TrialGrid) else trials)
+    bound = named(bound_trials(model, trials))
     said = {outcome.trial_id: outcome.generated_ids for outcome in scores.outcomes}
     prompts = dict(zip(said, scores.provenance.get("trials", {}).get("prompts", ()), strict=False))
     counted = set(scores[COMPARED[0]].trial_ids) & set(scores[COMPARED[1]].trial_ids)
@@ -179,6 +177,19 @@ def _answered(model: HookedModel, trials: TrialGrid | Sequence[Trial], scores: S
     if not told:
         raise ValueError("no trial counts in the scores: give the trials that were scored, or leave scores out")
     return told
+
+
+def check_options(kinds: Sequence[str], how: str, metric: str) -> None:
+    """Refuse unknown names, before a model is loaded.
+
+    Raises:
+        ValueError: naming the unknown one and the choices.
+    """
+    for what, value, known in (("how", how, WAYS), ("metric", metric, METRICS)):
+        if value not in known:
+            raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
+    if isinstance(kinds, str) or not kinds or set(kinds) - set(MEASURES):
+        raise ValueError(f"kinds must be some of {', '.join(MEASURES)}, got {kinds!r}")
 
 
 class _Folder(RunFolder):
@@ -215,7 +226,12 @@ def _measure_all(
         for trial, record in zip(trials, known, strict=True):
             if record is None:
                 twin = corrupt(trial, settings["how"], model, seed=settings["seed"])
-                runs = PairRuns(model, PromptPair.from_trials(model, trial, twin), ["z"], settings["metric"])
+                runs = PairRuns(
+                    model,
+                    PromptPair.from_trials(model, trial, twin, settings["max_new_tokens"]),
+                    ["z"],
+                    settings["metric"],
+                )
                 record = {kind: np.asarray(MEASURES[kind](runs), np.float32) for kind in kinds}
                 record |= {"clean": np.array([runs.clean_metric]), "corrupt": np.array([runs.corrupt_metric])}
                 if store is not None:

@@ -85,6 +85,8 @@ class HookedModel:
         self._newline: dict[int, bool] = {}
         self._norms: dict[int | str, LinearNorm | None] = {}
         self._stop_ids = _stop_ids(backend, fused, tokenizer)
+        self.interventions: list[str] = []
+        """What is being done to the model just now (see `causal.ablation`); goes into the settings of every run."""
 
     # --- geometry -------------------------------------------------------------------------------
 
@@ -182,9 +184,9 @@ class HookedModel:
         return weights_fingerprint(self.hooked)
 
     def describe(self) -> dict[str, Any]:
-        """Name, weights, dtype and sizes, for the settings of a run."""
+        """Name, weights, dtype, sizes and present interventions, for the settings of a run."""
         info = self.info
-        return {
+        return ({"interventions": list(self.interventions)} if self.interventions else {}) | {
             "name": info.name,
             "revision": info.revision,
             "weights": self.weights_fingerprint(),
@@ -212,6 +214,8 @@ class HookedModel:
                 f"{len(ids)} tokens exceed the context limit of {self.info.name} ({limit}). "
                 "Nothing is cut: use shorter trials or a model with a longer context."
             )
+        if strange := [i for i in ids if not 0 <= i < self.geometry.d_vocab]:
+            raise ValueError(f"token {strange[0]} is outside the vocabulary of {self.geometry.d_vocab} tokens")
         return torch.tensor([list(ids)], device=self.device)
 
     @torch.inference_mode()

@@ -148,13 +148,16 @@ class Effects:
         return statistics.rank_heads(self.mean)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, effect, ci_low, ci_high, recovery, rank, n_trials."""
+        """One row per head: layer, head, effect, ci_low, ci_high, recovery, rank, n_trials.
+
+        Where the axis counts key-value heads the column is "kv_head", so that they are not taken for query heads.
+        """
         import pandas as pd
 
         low, high = self.ci()
         ranks = {head: rank for rank, head in enumerate(self.ranking(), 1)}
         cells = [(layer, head) for layer in range(self.n_layers) for head in range(self._axis_size)]
-        frame = pd.DataFrame(cells, columns=["layer", "head"])
+        frame = pd.DataFrame(cells, columns=["layer", "head" if self.head_axis == "query head" else "kv_head"])
         frame["effect"] = self.mean.reshape(-1)
         frame["ci_low"], frame["ci_high"] = low.reshape(-1), high.reshape(-1)
         frame["recovery"] = self.mean_recovery.reshape(-1)

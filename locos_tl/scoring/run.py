@@ -149,9 +149,10 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
         cache = None
         generated = trial.generated_ids
         told = {"teacher_forced": True}
-    steps = answer_steps(tokenizer, generated, trial.answer)
     text = decode_text(tokenizer, generated)
-    gate = rouge1_recall(text, trial.answer)
+    verdicts = [(rouge1_recall(text, gold), answer_steps(tokenizer, generated, gold)) for gold in trial.answers]
+    # The gold answer, unless it fails where an alias passes.
+    gate, steps = next((v for v in verdicts if v[0] > GATE_THRESHOLD and v[1]), verdicts[0])
     passed = gate > GATE_THRESHOLD and bool(steps)
     outcome = TrialOutcome(
         trial_id=trial.trial_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -350,3 +351,38 @@ def test_names_and_tables_are_heads(tiny_model):
             runs.append(model.forward(IDS))
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
+
+
+def test_runs_made_under_an_ablation_say_so_and_never_mix(tiny_model, tmp_path):
+    """A20: a folder begun on the whole model is not resumed on an ablated one, nor the other way round."""
+    from locos_tl import score_heads
+    from locos_tl.results.files import ResultFileError
+
+    model, trials = tiny_model("llama"), [tiny.trial(n, trial_id=f"t{n}") for n in (24, 33)]
+    whole = score_heads(model, trials, out=tmp_path / "run")
+    with ablation(model, [(0, 0), (1, 1)], mode="zero"):
+        ablated = score_heads(model, trials)
+        assert ablated.provenance["model"]["interventions"] == ["ablation at q, zero: L0H0,L1H1"]
+        with pytest.raises(ResultFileError, match="other settings"):
+            score_heads(model, trials, out=tmp_path / "run")
+        means = calibrate_means(model, trials)
+    assert means.interventions == ("ablation at q, zero: L0H0,L1H1",)
+    assert means.digest() != calibrate_means(model, trials).digest()
+    assert "interventions" not in whole.provenance["model"]
+    assert model.interventions == []
+
+
+def test_what_is_no_query_head_is_refused(tiny_model, tiny_pair):
+    from locos_tl import patch_heads
+    from locos_tl.causal.patching import patch_together
+
+    model = tiny_model("llama")
+    kv_heads = patch_heads(model, tiny_pair(), at="k").top(2)
+    with pytest.raises(ValueError, match="the table holds kv_heads, and heads are needed"), ablation(model, kv_heads):
+        pass
+    assert np.isfinite(patch_together(model, tiny_pair(), heads=kv_heads, at="k")).all()
+    with pytest.raises(ValueError, match="kv_heads are needed"):
+        patch_together(model, tiny_pair(), heads=patch_heads(model, tiny_pair()).top(2), at="v")
+    with ablation(model, (np.int64(1), np.int64(0)), mode="zero") as state:
+        model.forward(tiny.words(5))
+    assert state.heads == ((1, 0),)

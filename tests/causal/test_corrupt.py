@@ -73,3 +73,42 @@ def test_pairs_follow_the_models_own_answer(tiny_model):
     silent = PromptPair.from_trials(model, tiny.trial(generated=(40, 41)), twin)
     assert silent.clean_ids == (*trial.prompt_ids, 3)
     assert silent.answer_ids == (3,)
+
+
+def test_a_trial_that_does_not_tell_its_tokenizer_needs_one():
+    with pytest.raises(ValueError, match="does not tell its tokenizer: give tokenizer=model"):
+        corrupt(tiny.trial())
+
+
+def test_only_bundled_needles_have_sentences_to_swap_in():
+    """A place in place of a name would be nonsense."""
+    with pytest.raises(ValueError, match="none of the bundled needles: give pool="):
+        corrupt(tiny.trial(), "swap", tiny.tokenizer())
+
+
+def test_no_alias_is_put_in():
+    trial = tiny.trial(answer="Omar", aliases=("Yuki",))
+    pool = ["Yuki w1 w2 w3 w4 w5", "Omar w1 w2 w3 w4 w5", "w9 w1 w2 w3 w4 w5"]
+    assert corrupt(trial, "swap", tiny.tokenizer(), pool=pool).needle == "w9 w1 w2 w3 w4 w5"
+
+
+def test_a_pair_ends_with_the_alias_that_was_given(tiny_model):
+    model, trial = tiny_model("llama"), tiny.trial(answer="Omar", aliases=("Yuki",))
+    twin = corrupt(trial, tokenizer=model)
+    assert PromptPair.from_trials(model, trial, twin).clean_ids[-1] == 3
+
+
+@pytest.mark.bundled
+def test_an_answer_that_was_not_given_continues_the_prompt_as_text_would(bundled):
+    """With its space behind a word, without one at the start of a line."""
+    ids = bundled.tokenizer("It was in May. Question: Who was it? Answer:")["input_ids"]
+    for end, wanted in (("", " Hugo"), ("\n", "Hugo")):
+        prompt = [*ids, *bundled.tokenizer(end)["input_ids"]] if end else ids
+        trial = Trial.from_ids(prompt, (0, 3), "Hugo", generated_ids=(260, 284))
+        pair = PromptPair.from_trials(bundled, trial, corrupt(trial, tokenizer=bundled))
+        assert bundled.tokenizer.decode(list(pair.answer_ids)) == wanted
+
+
+def test_a_needle_that_ends_before_the_prompts_differ_is_refused():
+    with pytest.raises(ValueError, match="ends before the prompts differ"):
+        PromptPair((1, 2, 3, 4, 5, 6), (1, 2, 3, 9, 5, 6), (5, 6), needle_span=(1, 3))

@@ -11,6 +11,7 @@ import torch
 from locos_tl.causal import means as means_module
 from locos_tl.causal.means import ABLATED, calibrate_means
 from locos_tl.models.stack import BridgeStack, PlainStack
+from locos_tl.runs import bound_trials
 from tests import tiny
 
 TRIALS = [tiny.trial(n) for n in (33, 20, 26)]
@@ -80,7 +81,7 @@ def test_impossible_calibrations_are_refused(tiny_model):
     long = replace(TRIALS[0], prompt_ids=tuple(tiny.words(300)))
     for arguments, options, message in (
         (([],), {}, "no calibration trials"),
-        ((TRIALS, 0), {}, "no calibration trials"),
+        ((TRIALS, 0), {}, "n must be at least 1"),
         ((TRIALS,), {"batch_size": 0}, "at least 1"),
         ((TRIALS,), {"n_samples": 0}, "at least 1"),
         (([long],), {}, "exceed the context limit"),
@@ -97,3 +98,31 @@ def test_calibration_leaves_the_model_as_it_was(tiny_model):
     assert torch.equal(model.forward(tiny.words(20)), before)
     assert not any(part.requires_grad for at in ABLATED for part in (means.mean[at], means.sample[at]))
     assert means.weights == model.weights_fingerprint()
+
+
+def test_means_are_saved_and_loaded(tiny_model, tmp_path):
+    from locos_tl.causal.means import HeadMeans
+    from locos_tl.results.files import ResultFileError
+
+    means = calibrate_means(tiny_model("qwen3"), [tiny.trial(20), tiny.trial(31)], n_samples=5)
+    again = HeadMeans.load(means.save(tmp_path / "means.safetensors"))
+    for at in ("q", "z"):
+        assert torch.equal(again.mean[at], means.mean[at])
+        assert torch.equal(again.sample[at], means.sample[at])
+    assert again.digest() == means.digest()
+    (tmp_path / "means.safetensors").write_bytes(b"no")
+    with pytest.raises(ResultFileError, match="not a readable safetensors file"):
+        HeadMeans.load(tmp_path / "means.safetensors")
+
+
+def test_calibration_trials_are_trials_of_this_model(tiny_model):
+    from dataclasses import replace
+
+    model = tiny_model("llama")
+    assert calibrate_means(model, tiny.trial(20)).n_tokens == 20
+    with pytest.raises(ValueError, match="calibration trials must be trials, got 'nonliteral'"):
+        bound_trials(model, "nonliteral", "calibration trials")
+    with pytest.raises(ValueError, match="another tokenizer"):
+        calibrate_means(model, [replace(tiny.trial(20), tokenizer="deadbeef")])
+    with pytest.raises(ValueError, match="token 500 is outside the vocabulary of 96"):
+        model.tokens([1, 500])

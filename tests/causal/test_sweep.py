@@ -338,3 +338,28 @@ def test_scores_without_a_detector_left(tiny_model):
     assert isinstance(scores, Scores)
     with pytest.raises(ValueError, match="no ranking given"):
         ablate_sweep(tiny_model("llama"), TRIALS, scores, (1,), **FREE)
+
+
+def test_slips_of_the_pen_are_refused_before_any_work(tiny_model):
+    model = tiny_model("llama")
+    for rankings, options, message in (
+        ({"random-42": RANKING["mine"]}, {}, "cannot be called 'random-42'"),
+        (RANKING, {"random_seeds": (42, 42)}, "random_seeds must differ"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ablate_sweep(model, TRIALS, rankings, (1,), **{**FREE, **options})
+    assert ablate_sweep(model, TRIALS[:1], RANKING, 2, **FREE).ks("mine") == (2,)
+
+
+def test_effects_of_pairs_tell_their_prompts(tiny_model):
+    """Rankings by patching are kept apart by prompt, whatever the trials are called."""
+    from locos_tl import attribution_patching, corrupt
+
+    model = tiny_model("llama")
+    ranked_on = [replace(tiny.trial(n), trial_id="") for n in (24, 33)]
+    effects = attribution_patching(model, ranked_on, [corrupt(trial, tokenizer=model) for trial in ranked_on])
+    assert effects.provenance["trials"]["prompts"] == [trial.prompt_digest() for trial in ranked_on]
+    with pytest.raises(ValueError, match="2 of 2 trials were used for the ranking 'mine' too"):
+        ablate_sweep(model, ranked_on, {"mine": effects}, (1,), **FREE)
+    with pytest.raises(ValueError, match="1 calibration prompts were used for the ranking 'mine' too"):
+        ablate_sweep(model, TRIALS, {"mine": effects}, (1,), calibration=ranked_on[:1], max_new_tokens=6)

@@ -81,7 +81,8 @@ def test_validation_takes_the_trials_that_count(tiny_model, fillers, tmp_path):
     assert Effects.load(tmp_path / "late" / "effects" / "direct.safetensors").kind == "direct"
     again = validate_late_layers(model, trials, total="attribution")
     np.testing.assert_allclose(again.maps["locos"].per_trial, scores["locos"].per_trial, atol=1e-5)
-    assert again.maps["total"].provenance["effects"]["kind"] == "attribution"
+    assert set(again.maps) == {"locos", "attention_spatial", "direct", "attribution"}
+    assert again.causal == "attribution"
 
 
 def test_what_does_not_fit_is_refused(tiny_model, fillers):
@@ -102,3 +103,20 @@ def test_what_does_not_fit_is_refused(tiny_model, fillers):
     closed = Trial(tuple(tiny.words(12)), None, "Yuki", trial_id="closed")
     with pytest.raises(ValueError, match="'closed' has no needle"):
         patch_trials(model, [closed])
+
+
+def test_trials_without_ids_are_named_alike_everywhere(tiny_model, fillers):
+    model = tiny_model("llama")
+    trials = [*_trials(2), tiny.trial(40, trial_id=""), tiny.trial(41, trial_id="")]
+    scores = score_heads(model, trials)
+    found = validate_late_layers(model, trials, scores, total="attribution")
+    assert found.maps["direct"].trial_ids == ("t0", "t1", "trial-0002", "trial-0003")
+
+
+def test_the_decode_limit_is_the_one_asked_for(tiny_model, fillers, monkeypatch):
+    from locos_tl.causal import pairs
+
+    asked = []
+    monkeypatch.setattr(pairs, "generate", lambda model, trial, n: asked.append(n) or trial.with_generation([7, 3]))
+    patch_trials(tiny_model("llama"), [tiny.trial(30, generated=None)], ("attribution",), max_new_tokens=5)
+    assert asked == [5]

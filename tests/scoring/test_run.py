@@ -292,3 +292,13 @@ def test_scored_weights_stay_usable_for_training(tiny_model):
     logits = model.hooked(torch.tensor([PASSING[0].prompt_ids]))
     logits.sum().backward()
     assert next(iter(model.hooked.parameters())).grad is not None
+
+
+def test_an_alias_passes_the_gate_where_the_gold_answer_does_not(tiny_model):
+    """MuSiQue-like answers: any accepted spelling counts, and its tokens are the answer steps."""
+    model = tiny_model("llama")
+    named = score_heads(model, [tiny.trial(30, answer="Omar", aliases=("Yuki",))], "locos")
+    plain = score_heads(model, [tiny.trial(30)], "locos")
+    assert named.outcomes[0].passed
+    assert named.outcomes[0].answer_steps == plain.outcomes[0].answer_steps == (3,)
+    np.testing.assert_array_equal(named["locos"].per_trial, plain["locos"].per_trial)
