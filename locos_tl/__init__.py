@@ -18,6 +18,7 @@ _HOME = {
     "Trial": "trials.trial",
     "TrialGrid": "trials.trial",
     "PromptTemplate": "trials.needle",
+    "split_by_needle": "trials.split",
     "save_trials": "trials.trial",
     "read_trials": "trials.trial",
     "score_heads": "scoring.run",
@@ -89,6 +90,7 @@ __all__ = [
     "save_trials",
     "score_heads",
     "scoring",
+    "split_by_needle",
     "total_effects",
     "trials",
     "validate_late_layers",
@@ -118,6 +120,7 @@ if TYPE_CHECKING:
     from .scoring.run import NoTrialPassed, score_heads
     from .trials.load import load_trials
     from .trials.needle import PromptTemplate
+    from .trials.split import split_by_needle
     from .trials.trial import Trial, TrialGrid, read_trials, save_trials
 
 

@@ -29,6 +29,10 @@ def tiny_model():
 
     @cache
     def load(family: str):
+        with torch.inference_mode(False):  # a test may run under it, and the model is shared
+            return _load(family)
+
+    def _load(family: str):
         return load_model(tiny.hf_model(family), tokenizer=tiny.tokenizer())
 
     return load

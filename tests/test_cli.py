@@ -148,6 +148,21 @@ def test_report_writes_the_page_and_prints_its_absolute_path(call, tmp_path, mon
     assert (tmp_path / "new/place/page.html").read_text().startswith("<!")
 
 
+def test_report_names_sweeps_by_their_folders(call, tmp_path, monkeypatch):
+    """Folders of one name are told apart, none is dropped, and "." has a name."""
+    results.run().save(tmp_path / "run")
+    for folder in ("a/x", "b/x", "c"):
+        (tmp_path / folder).mkdir(parents=True)
+        results.sweep().save(tmp_path / folder)
+    monkeypatch.chdir(tmp_path / "c")
+    told = call("report", "../run", "--sweep", "../a/x", "--sweep", "../b/x/", "--sweep", ".")
+    assert told.code == 0, told.err
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert [name for name in ("a/x", "b/x", "c", "x") if f"<h3>{name}</h3>" in page] == ["a/x", "b/x", "c"]
+    twice = call("report", "../run", "--sweep", "../c", "--sweep", ".")
+    assert "--sweep names the same folder twice: ../c and ." in one_line(twice)
+
+
 def corrupt(folder: Path) -> None:
     path = folder / "scores" / "wu.safetensors"
     path.write_bytes(path.read_bytes()[:100])
@@ -155,6 +170,7 @@ def corrupt(folder: Path) -> None:
 
 def test_report_on_unusable_folders_is_one_line(call, tmp_path):
     assert f"{tmp_path}: no run.json, so not a finished run" in one_line(call("report", tmp_path))
+    assert f"{tmp_path / 'nope'}: no such folder" in one_line(call("report", tmp_path / "nope"))
     folder = results.run().save(tmp_path / "run")
     corrupt(folder)
     assert "wu.safetensors: not a readable safetensors file" in one_line(call("report", folder))

@@ -73,6 +73,11 @@ def gradients(runs: PairRuns, at: str) -> list[Tensor]:
 
     The gradient is that of a zero added to the activation, so it is the one of the tensor the model goes on with.
     """
+    if any(parameter.is_inference() for parameter in runs.model.hooked.parameters()):
+        raise RuntimeError(
+            f"{runs.model.info.name} was built under torch.inference_mode, so no gradient can pass its weights: "
+            "build it outside"
+        )
     probes: dict[int, Tensor] = {}
 
     def probe(layer: int) -> Any:

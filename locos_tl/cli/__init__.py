@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -218,7 +219,9 @@ def score(
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html in the folder.")] = None,
-    sweep: Annotated[list[Path] | None, typer.Option(help="Folder of an ablation to show; may be repeated.")] = None,
+    sweep: Annotated[
+        list[Path] | None, typer.Option(help="Folder of an ablation to show, under its name; may be repeated.")
+    ] = None,
     late: Annotated[Path | None, typer.Option(help="Folder of a late-layer validation to show.")] = None,
 ) -> None:
     """Write a finished run as one HTML file that opens without a network; prints its path.
@@ -230,10 +233,24 @@ def report(
     from ..results.scores import Scores
     from ..results.sweep import Sweep
 
-    sweeps = {folder.name: Sweep.load(folder) for folder in sweep or ()}
+    sweeps = {name: Sweep.load(folder) for name, folder in _named(sweep or []).items()}
     found = None if late is None else LateLayers.load(late)
     page = write_report(Scores.load(run), output or run / "report.html", sweeps=sweeps or None, late=found)
     typer.echo(str(page.resolve()))
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    """Each folder by the last parts of its path, as many as tell it from the others: "a/x" and "b/x"."""
+    paths = [folder.resolve() for folder in folders]
+    if twice := [str(folder) for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1]:
+        raise ValueError(f"--sweep names the same folder twice: {' and '.join(twice)}")
+
+    named = {}
+    for folder, path in zip(folders, paths, strict=True):
+        lengths = range(1, len(path.parts) + 1)
+        n = next(n for n in lengths if sum(other.parts[-n:] == path.parts[-n:] for other in paths) == 1)
+        named[str(Path(*path.parts[-n:]))] = folder
+    return named
 
 
 # Further commands add themselves to `app`.

@@ -33,6 +33,7 @@ from .output import print_effects, print_late, print_sweep
 ScoresFolder = Annotated[Path, typer.Option("--scores", help="Folder of a finished scoring run: whose heads.")]
 How = Annotated[str, typer.Option(help="What replaces the needle: filler, or swap (another name and fact).")]
 Metric = Annotated[str, typer.Option(help="logit_diff or answer_logprob.")]
+TOTALS = ("total", "attribution")
 
 
 @app.command()
@@ -58,6 +59,9 @@ def ablate(
     calibration: Annotated[
         str, typer.Option(help="Set or .jsonl file whose prompts give the means; drawn by another seed.")
     ] = "nonliteral",
+    calibration_seed: Annotated[
+        int | None, typer.Option(help="Seed that draws these; default: one that is not the seed of the trials.")
+    ] = None,
     max_new_tokens: MaxNewTokens = 50,
     device: Device = None,
     dtype: Dtype = None,
@@ -77,20 +81,25 @@ def ablate(
     if not chosen:
         raise ValueError("--methods names no detector")
     shape: dict[str, Any] = {"lengths": lengths, "depths": depths, "kinds": kinds, "path": path, "haystack": haystack}
-    asked = make_trials(trials, n, seed=_other_seed(trials, seed, EVALUATION_SEED), **shape)
+    drawn = _other_seed(trials, seed, EVALUATION_SEED)
+    asked = make_trials(trials, n, seed=drawn, **shape)
     means_from = None
     if mode != "zero":
         own = shape if calibration == trials else {}
-        means_from = make_trials(calibration, calibrate, seed=_other_seed(calibration, None, CALIBRATION_SEED), **own)
-    from ..causal.sweep import ablate_sweep
+        other = EVALUATION_SEED if drawn == CALIBRATION_SEED else CALIBRATION_SEED
+        by_seed = _other_seed(calibration, calibration_seed, other)
+        means_from = make_trials(calibration, calibrate, seed=by_seed, **own)
+    from ..causal.sweep import ablate_sweep, check_options
 
+    sizes, beside, by = numbers(ks, int, "--ks") or (), words(controls) or (), words(metrics) or ()
+    check_options(beside, by, at, mode)
     sweep = ablate_sweep(
         options.load(model, device, dtype),
         asked,
         chosen,
-        numbers(ks, int, "--ks") or (),
-        controls=words(controls) or (),
-        metrics=words(metrics) or (),
+        sizes,
+        controls=beside,
+        metrics=by,
         at=at,
         mode=mode,
         calibration=means_from,
@@ -140,8 +149,9 @@ def patch(
 
     Example: locos-tl patch smollm2-135m --n 5 --lengths 64 --out runs/patched
     """
-    from ..causal.validation import patch_trials
+    from ..causal.validation import check_options, patch_trials
 
+    check_options(words(effects) or (), how, metric)
     asked = make_trials(trials, n, lengths=lengths, depths=depths, kinds=kinds, seed=seed, path=path, haystack=haystack)
     found = patch_trials(
         options.load(model, device, dtype), asked, words(effects) or (), how=how, metric=metric, out=out
@@ -173,10 +183,15 @@ def validate(
 
     Example: locos-tl validate smollm2-135m --scores runs/first --total attribution --out runs/late
     """
-    from ..causal.validation import validate_late_layers
+    from ..causal.validation import check_options, validate_late_layers
     from ..results.scores import Scores
     from ..trials.trial import read_trials
 
+    if total not in TOTALS:
+        raise ValueError(f"unknown --total {total!r}; choose from {', '.join(TOTALS)}")
+    check_options((total,), how, metric)
+    if out.resolve() == scores.resolve():
+        raise ValueError(f"--out {out} is the folder of the scoring run (--scores): give the validation one of its own")
     ranked = Scores.load(scores)
     asked = read_trials(scores / "trials.jsonl")[:n]
     result = validate_late_layers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -133,6 +133,21 @@ def print_effects(effects: Mapping[str, Effects], top: int, as_json: bool) -> No
         print_rows(rows, False, title=f"{kind} effect on {found.metric}, {found.n_trials} trials")
 
 
+def _or_dash(form: str) -> Callable[[float], str]:
+    return lambda value: format(value, form) if math.isfinite(value) else "-"
+
+
+_LATE_COLUMNS = (
+    ("last third", "profile_last_third", _or_dash("z.0%")),
+    ("centre of mass", "profile_centre_of_mass", _or_dash("z.3f")),
+    ("permutation p", "p_value", _or_dash(".2g")),
+    ("gini", "gini", _or_dash(".3f")),
+    ("spearman", "spearman", _or_dash("z.3f")),
+    ("overlap@10", "overlap@10", _or_dash(".3f")),
+)
+"""Columns of `print_late`: name, column of `LateLayers.to_frame`, how it is written. The verdict rests on the first."""
+
+
 def print_late(late: LateLayers, as_json: bool) -> None:
     """Statistics and verdict of a late-layer validation."""
     frame = late.to_frame()
@@ -147,11 +162,11 @@ def print_late(late: LateLayers, as_json: bool) -> None:
             }
         )
         return
-    shown = ["last_third", "centre_of_mass", "gini", "p_value", "spearman", "overlap@10"]
     rows = [
-        {"method": row["method"]} | {k: f"{row[k]:.3f}" for k in shown if k in row} for row in frame.to_dict("records")
+        {"method": row["method"]} | {name: write(row.get(column, math.nan)) for name, column, write in _LATE_COLUMNS}
+        for row in frame.to_dict("records")
     ]
     print_rows(rows, False, title=f"where the positive mass lies, {late.n_trials} trials")
     if len(missed):
-        typer.echo(f"large total effect, low LOCOS: {', '.join(missed['head'])}")
+        typer.echo(f"high {late.causal_name}, low {late.reference}: {', '.join(missed['head'])}")
     typer.echo(f"late-layer concentration: {late.verdict}. {late.reason}")

@@ -1,4 +1,4 @@
-"""Late layers: layer profiles over each other, and LOCOS against the total effect head by head."""
+"""Late layers: layer profiles over each other, and the reference against the causal map head by head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from ..results.late_layers import LateLayers, Profile
 from . import theme
 from .curves import HEIGHT, WIDTH, add_curve, layout
-from .text import number, percent
+from .text import label_text, number, percent
 from .theme import method_label
 
 Array = np.ndarray
@@ -84,7 +84,9 @@ def _in_last_third(result: LateLayers, name: str) -> str:
 
 
 def locos_against_total(result: LateLayers, *, n_missed: int = 10) -> go.Figure:
-    """Every head by its reference score (LOCOS, x) and its causal effect (total, y), coloured by layer.
+    """Every head by its reference score (LOCOS, x) and its causal effect (y), coloured by layer.
+
+    The causal effect is the total effect, or the attribution estimate of it, as the result says.
 
     Both axes are linear around 0 and logarithmic beyond, since a few heads tower above all others. Heads
     that the reference misses (`LateLayers.missed`) are ringed, and named where there is room. Heads without
@@ -97,7 +99,7 @@ def locos_against_total(result: LateLayers, *, n_missed: int = 10) -> go.Figure:
     names = (result.reference, result.causal)
     x, y = (result.maps[name].mean.astype(np.float64) for name in names)
     layers, heads = np.nonzero(np.isfinite(x) & np.isfinite(y))
-    labels = [method_label(name) for name in names]
+    labels = [method_label(result.reference), label_text(result.causal_name)]
     ranks = [{head: rank for rank, head in enumerate(result.maps[name].ranking(), 1)} for name in names]
     hover = [
         f"<b>L{layer}H{head}</b><br>{labels[0]} {number(x[layer, head])}, rank {ranks[0][layer, head]}"

@@ -12,7 +12,7 @@ from ..results.sweep import Sweep
 from .late_layers import late_layers, locos_against_total
 from .sweep import default_metric, sweep
 from .tables import table
-from .text import DASH, html_text, number, percent
+from .text import DASH, html_text, label_text, number, percent
 from .theme import method_label, metric_label
 
 Figures = dict[str, go.Figure]
@@ -22,6 +22,12 @@ _HEADLINES = {
     "does not hold": "At least in part: the {causal} is not as late.",
     "undecided": "Undecided.",
 }
+_MEASURED = {
+    "total": ", measured by putting a head's clean activation back into a run without the needle,",
+    "attribution": ", a gradient estimate of what putting a head's clean activation back into a run without the needle "
+    "would bring (nothing was patched),",
+}
+"""How the causal map came about; of others we cannot tell."""
 
 
 def plot(name: str, summary: str) -> str:
@@ -40,6 +46,8 @@ def untitled(figure: go.Figure) -> go.Figure:
 
 def ablation_section(sweeps: Sweep | Mapping[str, Sweep] | None, figures: Figures) -> str:
     """Figure and table of each sweep; nothing without one."""
+    if not isinstance(sweeps, Sweep | Mapping | None):
+        raise ValueError(f"sweeps must be one Sweep, or several by name {{name: sweep}}, got {type(sweeps).__name__}")
     held = {"": sweeps} if isinstance(sweeps, Sweep) else dict(sweeps or {})
     if not held:
         return ""
@@ -108,18 +116,18 @@ def _interval(found: Interval, write: Callable[[float], str] = _two_digits) -> s
 
 
 def late_section(late: LateLayers | None, figures: Figures) -> str:
-    """Verdict, layer profiles, statistics, and LOCOS against the total effect; nothing without a result."""
+    """Verdict, layer profiles, statistics, and the reference against the causal map; nothing without a result."""
     if late is None:
         return ""
-    reference, causal = (method_label(name) for name in (late.reference, late.causal))
+    reference, causal = method_label(late.reference), label_text(late.causal_name)
     figures["late"], figures["against"] = untitled(late_layers(late)), untitled(locos_against_total(late))
     summary = f"Layer profiles of {', '.join(method_label(name) for name in late.maps)}, as lines over the layers."
     against = f"Scatter of {reference} against {causal}, one point a head."
     return (
         '<section id="late"><h2>Are they late because of how they are scored?</h2>'
         f"<p>{reference} measures only what a head writes straight to the output, which could favour late layers by "
-        f"itself; the {causal}, measured by putting a head's clean activation back into a run without the needle, has "
-        "no such preference. If both lie equally late, the late layers are no product of the score.</p>"
+        f"itself; the {causal}{_MEASURED.get(late.causal, '')} has no such preference. If both lie equally late, "
+        "the late layers are no product of the score.</p>"
         f'<p class="verdict"><strong>{_headline(late)}</strong> {html_text(late.reason)}</p>'
         f"<figure>{plot('late', summary)}<figcaption>Share of the positive mass that each layer holds, freed from what "
         "noise adds to it. Bands: 95&nbsp;% bootstrap over trials.</figcaption></figure>"
@@ -133,7 +141,7 @@ def late_section(late: LateLayers | None, figures: Figures) -> str:
 def _headline(late: LateLayers) -> str:
     if late.verdict == "does not hold" and late.p_values[late.reference] >= 0.05:
         return f"The question does not arise: {method_label(late.reference)} is not late here."
-    return _HEADLINES[late.verdict].format(causal=method_label(late.causal))
+    return _HEADLINES[late.verdict].format(causal=label_text(late.causal_name))
 
 
 def _late_table(late: LateLayers) -> str:
@@ -153,14 +161,14 @@ def _late_table(late: LateLayers) -> str:
                 percent(overlap) if np.isfinite(overlap) else DASH,
             )
         )
-    causal = method_label(late.causal)
+    causal = label_text(late.causal_name)
     header = (
         "Map",
         "In last third",
         "Centre of mass",
         "Permutation p",
         "Gini",
-        f"Spearman with {causal}",
+        f"Spearman with {method_label(late.causal)}",
         "Top 10 shared",
     )
     caption = f"How late, how concentrated, and how like the {causal}; chance in the last third: {percent(late.chance)}"
@@ -169,7 +177,7 @@ def _late_table(late: LateLayers) -> str:
 
 def _missed(late: LateLayers) -> str:
     missed = late.missed()
-    reference, causal = (method_label(name) for name in (late.reference, late.causal))
+    reference, causal = method_label(late.reference), label_text(late.causal_name)
     if missed.empty:
         return f'<p class="note">No head among the 20 of highest {causal} is outside the first 20 of {reference}.</p>'
     rows = [
@@ -182,6 +190,6 @@ def _missed(late: LateLayers) -> str:
         )
         for row in missed.itertuples(index=False)
     ]
-    header = ("Head", causal.capitalize(), "Rank", reference, "Rank")
+    header = ("Head", method_label(late.causal).capitalize(), "Rank", reference, "Rank")
     caption = f"Heads of high {causal} that {reference} misses"
     return f'<div class="wide">{table(header, rows, caption=caption, numeric=range(1, 5))}</div>'

@@ -104,7 +104,7 @@ def method_label(name: str, limit: int | None = 30) -> str:
         return f"{name} effect"
     if name.startswith("bottom-"):
         return f"{label_text(name.removeprefix('bottom-'), limit)}, worst heads"
-    return {"attribution": "attribution patching", "random": "random heads"}.get(name) or label_text(name, limit)
+    return {"attribution": "attribution estimate", "random": "random heads"}.get(name) or label_text(name, limit)
 
 
 METRIC_LABELS = {

@@ -18,6 +18,7 @@ from .hub import checkpoint_for
 log = logging.getLogger(__name__)
 
 
+@torch.inference_mode(False)  # weights made under inference mode could never carry a gradient
 def load_model(
     source: Any,
     *,

@@ -171,10 +171,13 @@ def dissociation(
         seed: their seed.
 
     Raises:
-        ValueError: when the sweeps differ in model, ablation or heads, share no k, or a baseline is 0 and
-            cannot be divided by.
+        ValueError: when the sweeps differ in model, ablation or heads, do not share ``method`` or any k, or a
+            baseline is 0 and cannot be divided by.
     """
-    shared = [name for name in retrieval.methods if name in control.methods and method in (None, name)]
+    shared = [name for name in retrieval.methods if name in control.methods]
+    if method is not None and method not in shared:
+        raise ValueError(f"the sweeps share no method {method!r}; there are: {', '.join(shared) or 'none'}")
+    shared = shared if method is None else [method]
     cells = [(name, k) for name in shared for k in retrieval.ks(name) if k in control.ks(name)]
     if not cells:
         which = "method" if method is None else f"k of the method {method!r}"
@@ -200,17 +203,26 @@ def dissociation(
 def _require_same_heads(retrieval: Sweep, control: Sweep, methods: list[str]) -> None:
     """Refuse sweeps that did not ablate the same heads of the same model in the same way."""
     told = [{"model": s.model, **{key: s.ablation.get(key) for key in ("at", "mode")}} for s in (retrieval, control)]
+    weights = [_weights(s) for s in (retrieval, control)]
+    if None not in weights:
+        told = [one | {"weights": w} for one, w in zip(told, weights, strict=True)]
+    if "random" in methods:
+        told = [one | {"random seeds": sorted(s.seeds)} for one, s in zip(told, (retrieval, control), strict=True)]
     for key in told[0]:
         if told[0][key] != told[1][key]:
             raise ValueError(f"the sweeps differ in {key}: {told[0][key]!r} and {told[1][key]!r}")
-    names = {n for s in (retrieval, control) for n in s.rankings if n in methods or n.startswith("random-")}
-    for name in sorted(names):
+    names = {*methods, *(f"random-{seed}" for seed in retrieval.seeds if "random" in methods)}
+    for name in sorted(names & {*retrieval.rankings, *control.rankings}):
         one, other = (s.rankings.get(name) for s in (retrieval, control))
-        if name.startswith("random-") and ("random" not in methods or one is None or other is None):
-            continue  # seeds that only one sweep has
         length = min(len(one or ()), len(other or ()))
         if one is None or other is None or one[:length] != other[:length]:
             raise ValueError(f"the sweeps ablated different heads under {name!r}: rank once, then run both")
+
+
+def _weights(sweep: Sweep) -> Any:
+    """Fingerprint of the model's weights, None where the provenance does not tell."""
+    model = sweep.provenance.get("model")
+    return model.get("weights") if isinstance(model, Mapping) else None
 
 
 def _relative_drop(

@@ -42,6 +42,11 @@ MIN_TRIALS = 10
 """Trials below which the verdict is always "undecided"."""
 OVERLAPS = (10, 20, 50)
 _DEPTHS = ("last_third", "centre_of_mass")
+_EFFECTS = {
+    "total": "total effect",
+    "direct": "direct effect",
+    "attribution": "attribution estimate of the total effect",
+}
 _SETTINGS = ("reference", "causal", "n_resamples", "n_permutations", "margin", "seed")
 
 
@@ -61,7 +66,8 @@ def late_layers(
         maps: score maps by name, all over the same trials in the same order. Effects come in through
             `Effects.to_head_scores`.
         reference: the map whose late layers are in question.
-        causal: the map that tells the truth about them.
+        causal: the map that tells the truth about them: "total" for effects measured by patching, "attribution" for
+            their gradient estimate, or a name of yours.
         n_resamples: bootstrap resamples of the trials, the same for all maps.
         n_permutations: permutations of the layers.
         margin: share of the mass by which the causal map may fall behind in the last third and still
@@ -148,6 +154,11 @@ class LateLayers:
     def n_layers(self) -> int:
         """Layers of the model."""
         return self.maps[self.causal].n_layers
+
+    @property
+    def causal_name(self) -> str:
+        """What the causal map is, in words: "total effect", "attribution estimate of the total effect"."""
+        return _EFFECTS.get(self.causal, self.causal)
 
     @property
     def chance(self) -> float:
@@ -250,15 +261,15 @@ class LateLayers:
         return found | {"spearman_low": interval.low, "spearman_high": interval.high}
 
     def missed(self, n: int = 10, within: int = 20) -> pd.DataFrame:
-        """Heads of high total effect and low LOCOS: among the first ``within`` of the one and not of the other.
+        """Heads high in the causal map and low in the reference: among the first ``within`` of only the former.
 
         Args:
             n: heads to list at most, largest effect first.
             within: where "high" ends.
 
         Returns:
-            One row a head: head ("L5H3"), both values and both ranks, the columns named by the maps:
-            total, locos, total_rank, locos_rank. A head without a reference score has no rank there.
+            One row a head: head ("L5H3"), both values and both ranks, the columns named by the maps (such as
+            total, locos, total_rank, locos_rank). A head without a reference score has no rank there.
         """
         import pandas as pd
 
@@ -300,16 +311,19 @@ class LateLayers:
         if self.n_trials < MIN_TRIALS:
             return "undecided", f"{self.n_trials} trials are too few; at least {MIN_TRIALS} are needed."
         if not self.profiles[self.causal].share.any():
-            return "undecided", f"No head has a {self.causal} effect that is positive beyond noise."
+            return "undecided", f"Of no head is the {self.causal_name} positive beyond noise."
         late, gap, p = self.depth(self.causal), self.difference(), self.p_values[self.causal]
-        other = self.depth(self.reference).value
         numbers = (
-            f"Of the positive mass of {self.causal}, {late.value * 100:.0f} % lies in the last third of the layers "
-            f"(95 % interval {late.low * 100:.0f} to {late.high * 100:.0f}; chance {self.chance * 100:.0f}; "
-            f"permutation p = {p:.2g}), of that of {self.reference} {other * 100:.0f} %. "
-            f"The difference is {gap.value * 100:+z.0f} points ({gap.low * 100:+z.0f} to {gap.high * 100:+z.0f}), "
-            f"the margin {self.margin * 100:.0f}."
+            f"Of the positive mass of the {self.causal_name}, {late.value * 100:.0f} % lies in the last third of the "
+            f"layers ({_bounds(late, '.0f')}; chance {self.chance * 100:.0f}; permutation p = {p:.2g})"
         )
+        if np.isfinite(gap.value):
+            numbers += (
+                f", of that of {self.reference} {self.depth(self.reference).value * 100:.0f} %. The difference is "
+                f"{gap.value * 100:+z.0f} points ({_bounds(gap, '+z.0f')}), the margin {self.margin * 100:.0f}."
+            )
+        else:
+            numbers += f". {self.reference} has no mass that is positive beyond noise, so there is no difference."
         if self.p_values[self.reference] >= 0.05:
             numbers += f" {self.reference} itself is not concentrated there (p = {self.p_values[self.reference]:.2g})."
         if p < 0.05 and gap.low > -self.margin:
@@ -400,6 +414,13 @@ def _interval(value: SupportsFloat, spread: Float[Array, " resample"]) -> Interv
     known = spread[np.isfinite(spread)]
     low, high = np.quantile(known, [0.025, 0.975]) if len(known) >= 0.95 * len(spread) else (np.nan, np.nan)
     return Interval(float(value), float(low), float(high))
+
+
+def _bounds(found: Interval, form: str) -> str:
+    """The interval of a share, in percent."""
+    if not np.isfinite([found.low, found.high]).all():
+        return "no interval, as too many resamples keep no positive mass"
+    return f"95 % interval {found.low * 100:{form}} to {found.high * 100:{form}}"
 
 
 def _depth(mass: Float[Array, "... layer"], statistic: str) -> Float[Array, "..."]:

@@ -193,6 +193,8 @@ class Scores(Mapping[str, HeadScores]):
             ResultFileError: when it is not a finished run, or a file in it is damaged.
         """
         folder = Path(folder)
+        if not folder.is_dir():
+            raise ResultFileError(f"{folder}: {'a file, not a run folder' if folder.exists() else 'no such folder'}")
         if not (folder / "run.json").is_file():
             raise ResultFileError(
                 f"{folder}: no run.json, so not a finished run; run the same `locos-tl score … --out` again to resume"

@@ -3,14 +3,16 @@
 | name | of the generated text | measures |
 |---|---|---|
 | ``rouge_l`` | all of it | ROUGE-L F-measure with stemming: the longest common subsequence of words |
-| ``contains`` | all of it | 1 if a gold answer occurs in it as whole words |
+| ``contains`` | all of it | 1 if a gold answer occurs in it as whole words and numbers |
 | ``exact`` | the extracted answer | 1 if it is a gold answer, apart from case, spaces and outer punctuation |
 | ``em`` | the extracted answer | exact match as in SQuAD and MuSiQue: also without articles and punctuation |
 | ``f1`` | the extracted answer | F1 of the words they share, normalised like ``em`` |
 | ``subspan`` | all of it | 1 if a gold answer is a run of words in it, both normalised like ``em`` |
 
 They err differently. ``rouge_l`` punishes wordy right answers and rewards the question's words in wrong ones;
-``contains`` and ``subspan`` accept the answer inside a denial. An empty text scores 0 everywhere.
+``contains`` and ``subspan`` accept the answer inside a denial. ``em``, ``f1`` and ``subspan`` follow the published
+normalisation, which drops the punctuation inside numbers too: "3.5" equals "35", and "-7" equals "7". Where numbers are
+asked for, take ``contains`` or ``exact``. An empty text and an empty gold answer score 0 everywhere.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 
+from ..trials.haystack import UNSPACED
 from .answers import rouge
 
 Metric = Callable[[str, Sequence[str]], float]
@@ -34,6 +37,14 @@ _LEAD_IN = re.compile(
 )
 _WRAPPING = " \t\"'`*_\u201c\u201d\u2018\u2019\u00ab\u00bb"
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_OUTER = re.escape(string.punctuation + _WRAPPING)
+_EDGES = re.compile(rf"^(?:(?!-?(?<!\.)\.?\d)[{_OUTER}])+|[{_OUTER}]+$")
+"""Punctuation around an answer; the sign or point that opens a number belongs to it."""
+_UNSPACED = re.compile(f"[{UNSPACED}]")
+_WORD = rf"[^\W{UNSPACED}]"
+_NUMBER_BEFORE = rf"(?<!\d[.,/])(?<!(?<!{_WORD})(?<!\.)\.)(?<!(?<!{_WORD})(?<!\))[-\u2013])"
+_NUMBER_AFTER = r"(?![.,/]\d)"
+"""What makes digits part of another number: decimals, thousands, fractions; a minus that is no hyphen or difference."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -44,7 +55,7 @@ def metric(one: Callable[[str, str], float]) -> Metric:
     def best(text: str, answers: Sequence[str]) -> float:
         if isinstance(answers, str) or not answers:
             raise ValueError(f"{one.__name__}: give a list of at least one gold answer")
-        return max(one(text, gold) for gold in answers) if text.strip() else 0.0
+        return max(one(text, gold) if gold.strip() else 0.0 for gold in answers) if text.strip() else 0.0
 
     METRICS[one.__name__] = best
     return best
@@ -64,22 +75,35 @@ def rouge_l(text: str, gold: str) -> float:
 def contains(text: str, gold: str) -> float:
     """1 if the gold answer occurs in the text as whole words, whatever its case and line breaks.
 
-    Says nothing about what else the text claims.
+    Numbers are whole too: "-7", "12.7", "7,000" and "7/2" do not contain "7". In scripts without spaces between words
+    (Chinese, Japanese, Thai) any run of characters counts. Says nothing about what else the text claims.
     """
-    wanted = " ".join(gold.casefold().split())
-    return float(re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", " ".join(text.casefold().split())) is not None)
+    wanted = _plain(gold)
+    before = "" if _UNSPACED.match(wanted[0]) else rf"(?<!{_WORD})"
+    after = "" if _UNSPACED.match(wanted[-1]) else rf"(?!{_WORD})"
+    if wanted[0].isdecimal():
+        before += _NUMBER_BEFORE
+    if wanted[-1].isdecimal():
+        after += _NUMBER_AFTER
+    return float(re.search(before + re.escape(wanted) + after, _plain(text)) is not None)
 
 
 @metric
 def exact(text: str, gold: str) -> float:
-    """1 if the extracted answer is the gold answer, apart from case, spaces and outer punctuation."""
+    """1 if the extracted answer is the gold answer, apart from case, spaces and outer punctuation.
+
+    The sign and the point that open a number are no outer punctuation: "-7" and ".7" are not "7".
+    """
     answer = _bare(extract_answer(text))
     return float(answer != "" and answer == _bare(gold))
 
 
 @metric
 def em(text: str, gold: str) -> float:
-    """Exact match of SQuAD (Rajpurkar et al. 2016) and MuSiQue: extracted answer and gold are equal when normalised."""
+    """Exact match of SQuAD (Rajpurkar et al. 2016) and MuSiQue: extracted answer and gold are equal when normalised.
+
+    As published, numbers lose their punctuation too: "3.5" equals "35", "-7" equals "7".
+    """
     answer = extract_answer(text)
     return float(answer != "" and normalise(answer) == normalise(gold))
 
@@ -88,7 +112,7 @@ def em(text: str, gold: str) -> float:
 def f1(text: str, gold: str) -> float:
     """F1 of SQuAD and MuSiQue: harmonic mean of precision and recall of the normalised words, counted with repeats.
 
-    Where normalisation leaves nothing of one of the two, they must be equal.
+    Where normalisation leaves nothing of one of the two, they must be equal. Numbers as in `em`.
     """
     answer = extract_answer(text)
     given, wanted = normalise(answer).split(), normalise(gold).split()
@@ -103,7 +127,7 @@ def subspan(text: str, gold: str) -> float:
     """1 if the normalised gold answer is a run of whole words in the normalised text (NoLiMa, BABILong).
 
     "Not the bathroom, the kitchen" counts as a hit for "bathroom": where all possible answers are known, use
-    `sole_label`.
+    `sole_label`. Numbers as in `em`.
     """
     wanted = normalise(gold)
     return float(wanted != "" and f" {wanted} " in f" {normalise(text)} ")
@@ -138,9 +162,18 @@ def extract_answer(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """The text as SQuAD's evaluation compares it: lower case, no punctuation, no articles, single spaces."""
+    """The text as SQuAD's evaluation compares it: lower case, no punctuation, no articles, single spaces.
+
+    >>> normalise("The answer: -3.5")
+    'answer 35'
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
+def _plain(text: str) -> str:
+    """Lower case, single spaces, one sort of minus."""
+    return " ".join(text.casefold().replace("\N{MINUS SIGN}", "-").split())
+
+
 def _bare(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(string.punctuation + _WRAPPING)
+    return _EDGES.sub("", _plain(text))

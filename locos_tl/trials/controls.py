@@ -8,6 +8,7 @@ Their trials have no needle: they are answered and ablated, not scored.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -125,7 +126,8 @@ def arithmetic(
     that only echoes the question would seem to know.
 
     Args:
-        n: number of trials, balanced over operations; all are different.
+        n: number of trials, balanced over operations; all are different. So no operation can give more than the
+            smallest holds, 41 if subtraction is among them: at most 123 trials of all three.
         operations: some of "addition", "subtraction", "multiplication".
         seed: draws the problems.
         template: the words around the question.
@@ -138,6 +140,13 @@ def arithmetic(
     if not operations or (unknown := sorted(set(operations) - set(OPERATIONS))):
         wrong = repr(unknown[0]) if operations else "none"
         raise ValueError(f"unknown operation {wrong}; choose from {', '.join(OPERATIONS)}")
+    sizes = {name: len(problems(name)) for name in operations}
+    smallest = min(sizes, key=sizes.__getitem__)
+    if n > (most := len(operations) * sizes[smallest]):
+        raise ValueError(
+            f"arithmetic is balanced over operations and {smallest} holds {sizes[smallest]} problems, so n={n} cannot "
+            f"be had; ask for {most} at most"
+        )
     rng = random.Random(seed)
     order = balanced(operations, n, rng)
     pools = {name: iter(distinct(problems(name), order.count(name), rng, name)) for name in operations}
@@ -210,8 +219,10 @@ def _popqa_rows(table: Path, template: PromptTemplate) -> Iterable[tuple[float, 
     for where, row in read_rows(table):
         try:
             popularity = float(row["s_pop"])
-        except (KeyError, TypeError, ValueError):
-            raise ResultFileError(f"{where}, field 's_pop': missing or not a number") from None
+        except (KeyError, TypeError, ValueError, OverflowError):
+            popularity = math.nan
+        if not math.isfinite(popularity):
+            raise ResultFileError(f"{where}, field 's_pop': missing or not a finite number")
         answers = row.get("possible_answers")
         try:
             answers = json.loads(answers) if isinstance(answers, str) else answers

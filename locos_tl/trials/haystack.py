@@ -21,7 +21,9 @@ _LAST_WORD = re.compile(r"[^\s\"'\u201c\u2018(\[]+\Z")
 _ABBREVIATION = re.compile(
     r"mrs?|ms|dr|prof|st|mt|jr|sr|rev|hon|capt|col|gen|lt|sgt|vs|etc|cf|no|vol|fig|e\.g|i\.e", re.IGNORECASE
 )
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+"""Characters of scripts without spaces between words (Thai, Lao, Burmese, Khmer, Japanese, Chinese), for a [...]."""
+_UNSPACED = re.compile(f"[{UNSPACED}]")
 _LONGEST_SENTENCE = 2000  # characters; longer pieces (verse, lists, code) are cut at their line breaks
 
 

@@ -118,7 +118,10 @@ def read_questions(path: Path, template: PromptTemplate = MUSIQUE_TEMPLATE) -> I
         ResultFileError: naming line and field.
     """
     for where, row in read_rows(path):
-        if row.get("answerable", True):
+        answerable = row.get("answerable", True)
+        if not isinstance(answerable, bool):
+            raise ResultFileError(f"{where}, field 'answerable': neither true nor false")
+        if answerable:
             yield _passages(row, where, template)
 
 
@@ -129,7 +132,7 @@ def _passages(row: dict[str, Any], where: str, template: PromptTemplate) -> Pass
         inner = f"{where}, field 'paragraphs', paragraph {i + 1}"
         title, text = (text_field(paragraph, name, inner).strip() for name in ("title", "paragraph_text"))
         texts.append(f"{title}\n{text}")
-        by_idx[paragraph.get("idx", i)] = i
+        by_idx[_index(paragraph, "idx", inner, i)] = i
         if not isinstance(paragraph.get("is_supporting"), bool):
             raise ResultFileError(f"{inner}, field 'is_supporting': neither true nor false")
         if paragraph["is_supporting"]:
@@ -142,7 +145,7 @@ def _passages(row: dict[str, Any], where: str, template: PromptTemplate) -> Pass
         raise ResultFileError(f"{where}, field 'answer_aliases': not a list of texts")
     answer = text_field(row, "answer", where).strip()
     hops = _objects(row, "question_decomposition", where) if row.get("question_decomposition") else []
-    last = by_idx.get(hops[-1].get("paragraph_support_idx")) if hops else None
+    last = by_idx.get(_index(hops[-1], "paragraph_support_idx", f"{where}, last hop", None)) if hops else None
     return Passages(
         paragraphs=tuple(texts),
         supporting=tuple(supporting),
@@ -159,6 +162,13 @@ def _passages(row: dict[str, Any], where: str, template: PromptTemplate) -> Pass
 def _holder(texts: list[str], supporting: list[int], answer: str) -> int:
     """The last supporting paragraph that holds the answer, else the last supporting one."""
     return next((i for i in reversed(supporting) if answer.casefold() in texts[i].casefold()), supporting[-1])
+
+
+def _index(row: dict[str, Any], field: str, where: str, default: int | None) -> Any:
+    value = row.get(field, default)
+    if isinstance(value, list | dict):
+        raise ResultFileError(f"{where}, field {field!r}: not a number")
+    return value
 
 
 def _objects(row: dict[str, Any], field: str, where: str) -> list[dict[str, Any]]:

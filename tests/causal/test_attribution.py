@@ -70,6 +70,15 @@ def test_exact_where_the_metric_is_linear_in_the_head(tiny_pair):
     np.testing.assert_allclose(estimate.per_trial[0, -1] / scale, exact.per_trial[0, -1] / scale, atol=0.02)
 
 
+def test_a_model_built_under_inference_mode_is_refused(tiny_pair):
+    from locos_tl import load_model
+
+    with torch.inference_mode():
+        hf = tiny.hf_model("llama")
+    with pytest.raises(RuntimeError, match=r"built under torch.inference_mode"):
+        attribution_patching(load_model(hf, tokenizer=tiny.tokenizer()), tiny_pair())
+
+
 def test_positions_are_respected(tiny_model, tiny_pair):
     model, pair = tiny_model("llama"), tiny_pair()
     runs = PairRuns(model, pair, ["z"], "logit_diff")

@@ -18,7 +18,7 @@ def line(figure, start):
 def test_profiles_lie_over_each_other(make_late):
     result = make_late()
     figure = late_layers(result)
-    for name, label in (("locos", "locos"), ("total", "total effect"), ("attribution", "attribution patching")):
+    for name, label in (("locos", "locos"), ("total", "total effect"), ("attribution", "attribution estimate")):
         drawn = line(figure, label)
         np.testing.assert_allclose(drawn.y, result.profiles[name].share, rtol=1e-5, atol=1e-7)
         assert drawn.line.color == theme.detector_color(name)
@@ -42,6 +42,15 @@ def test_every_head_is_a_point_coloured_by_layer(make_late):
     assert points.customdata[place].startswith(f"<b>L{best[0]}H{best[1]}</b>")
     assert "total effect" in points.customdata[place]
     assert "rank 1" in points.customdata[place].split("<br>")[2]
+
+
+def test_an_estimate_is_called_one(make_late):
+    late = make_late()
+    result = compute({n: late.maps[n] for n in ("locos", "attribution")}, causal="attribution", n_resamples=20)
+    figure = locos_against_total(result)
+    assert figure.layout.title.text == "locos against attribution estimate of the total effect, head by head"
+    assert figure.layout.yaxis.title.text == "attribution estimate of the total effect"
+    assert line(late_layers(result), "attribution estimate").line.width == 2.5
 
 
 def test_missed_heads_are_ringed_and_named(make_late):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -303,6 +305,18 @@ def test_the_ablation_section_holds_figure_and_table(small, make_sweep):
     assert "locos, worst heads" in parsed.text
 
 
+def test_sweeps_without_names_are_refused():
+    """As users have it, without run-time type checks."""
+    code = (
+        "from locos_tl.figures.sections import ablation_section\n"
+        "try:\n    ablation_section([], {})\nexcept ValueError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert done.stdout == "sweeps must be one Sweep, or several by name {name: sweep}, got list\n", done.stderr
+
+
 def test_several_sweeps_are_named_and_unfinished_ones_say_so(small, make_sweep):
     whole = make_sweep()
     rows = tuple(r for r in whole.rows if not (r.k == 100 and r.trial_id > "nonliteral-010"))
@@ -338,6 +352,18 @@ def test_a_model_without_late_heads_does_not_raise_the_question(small, make_late
     )
     parsed = Page(render(small, late=swapped))
     assert "The question does not arise: locos is not late here." in parsed.text
+
+
+def test_a_gradient_estimate_is_not_called_patching(small, make_late):
+    late = make_late(0.45)
+    maps = {name: late.maps[name] for name in ("locos", "attribution")}
+    parsed = Page(render(small, late=LateLayers(maps, causal="attribution", n_resamples=50, n_permutations=500)))
+    told = " ".join(parsed.text.split())
+    assert "the attribution estimate of the total effect, a gradient estimate of what" in told
+    assert "not as late" in told
+    assert "At least in part: the attribution estimate of the total effect is not as late." in told
+    assert "measured by putting" not in told
+    assert "measured by putting" in " ".join(Page(render(small, late=late)).text.split())
 
 
 def test_too_few_trials_are_undecided(small, make_late):

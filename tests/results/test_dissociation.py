@@ -72,6 +72,8 @@ def test_sweeps_without_anything_in_common_are_refused():
     none = replace(control(), rows=tuple(r for r in control().rows if r.k in (0, 20)))
     with pytest.raises(ValueError, match="share no method"):
         dissociation(sweep(), replace(control(), rows=()))
+    with pytest.raises(ValueError, match="the sweeps share no method 'nope'; there are: locos"):
+        dissociation(sweep(), control(), method="nope")
     with pytest.raises(ValueError, match="share no k of the method 'locos'"):
         dissociation(sweep(), none, method="locos")
     with pytest.raises(ValueError, match="no method 'wu' here; there are: locos"):
@@ -99,13 +101,28 @@ def test_sweeps_of_other_heads_or_models_are_refused(fields, error):
         dissociation(sweep(), control(**fields))
 
 
+def test_other_weights_under_the_same_name_are_refused():
+    """A27; where one of them does not tell, the name has to do."""
+    one, other, untold = (
+        {"model": {"name": "tiny"} | told, "ablation": {"at": "q", "mode": "mean"}}
+        for told in ({"weights": "aa"}, {"weights": "bb"}, {})
+    )
+    with pytest.raises(ValueError, match="the sweeps differ in weights: 'aa' and 'bb'"):
+        dissociation(sweep(provenance=one), control(provenance=other))
+    for provenance in (one, untold):
+        assert dissociation(sweep(provenance=one), control(provenance=provenance)).rows
+
+
 def test_a_longer_list_of_the_same_heads_will_do():
     assert dissociation(sweep(), control(rankings={"locos": (*sweep().rankings["locos"], (2, 3))})).rows
 
 
 def test_random_controls_must_be_of_the_same_heads():
     rows = sweep_rows({("baseline", 0): [1.0], ("random", 3): [1.0]}, metric="contains", seed=42)
-    same = replace(sweep(), rows=tuple(rows))
+    fewer = replace(sweep(), rows=tuple(rows))
+    with pytest.raises(ValueError, match=r"differ in random seeds: \[42, 43\] and \[42\]"):
+        dissociation(sweep(), fewer)
+    same = replace(fewer, rows=(*rows, *sweep_rows({("random", 3): [1.0]}, metric="contains", seed=43)))
     assert dissociation(sweep(), same).methods == ("random",)
     other = replace(same, rankings={"random-42": ((0, 3), (0, 2), (2, 2))})
     with pytest.raises(ValueError, match="different heads under 'random-42'"):

@@ -42,7 +42,7 @@ def test_a_total_effect_as_late_as_locos_holds():
     found = judged(planted(LATE, seed=1))
     assert found.verdict == "holds"
     assert found.p_values["total"] < 0.01
-    assert found.reason.startswith("Of the positive mass of total, 9")
+    assert found.reason.startswith("Of the positive mass of the total effect, 9")
 
 
 @pytest.mark.parametrize("profile", [FLAT, MIDDLE, LATE[::-1]])
@@ -83,8 +83,27 @@ def test_a_locos_that_is_not_late_is_told():
 
 def test_effects_that_are_never_positive_decide_nothing():
     found = judged(head_scores(-np.ones((20, LAYERS, HEADS))))
-    assert (found.verdict, found.reason) == ("undecided", "No head has a total effect that is positive beyond noise.")
+    assert (found.verdict, found.reason) == ("undecided", "Of no head is the total effect positive beyond noise.")
     assert found.p_values["total"] == 1
+
+
+def test_an_estimate_is_called_one():
+    maps = {"locos": planted(LATE), "attribution": planted(LATE, seed=1)}
+    found = late_layers(maps, causal="attribution", n_resamples=50, n_permutations=200)
+    assert found.causal_name == "attribution estimate of the total effect"
+    assert found.reason.startswith("Of the positive mass of the attribution estimate of the total effect, 9")
+    assert {"attribution", "attribution_rank"} <= set(found.missed())
+
+
+def test_missing_numbers_are_told_in_words():
+    """No "nan": a reference without positive mass, and an effect that most resamples lose."""
+    nothing = judged(planted(LATE, seed=1), head_scores(-np.ones((30, LAYERS, HEADS))))
+    assert "locos has no mass that is positive beyond noise, so there is no difference" in nothing.reason
+    shaky = judged(planted(LATE, n_trials=12, noise=12.0, seed=4), planted(LATE, n_trials=12))
+    assert not np.isfinite(shaky.depth("total").low)
+    assert np.isfinite(shaky.depth("total").value)
+    assert shaky.reason.count("(no interval, as too many resamples keep no positive mass") == 2
+    assert "nan" not in nothing.reason + shaky.reason
 
 
 @given(st.integers(1, 12), st.integers(1, 2), st.integers(1, 3), st.integers(0, 5))

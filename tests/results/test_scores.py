@@ -114,9 +114,13 @@ def test_the_file_states_passed_of_total(tmp_path):
 
 
 def test_an_unfinished_run_says_how_to_go_on(tmp_path):
-    for folder in (tmp_path, tmp_path / "gone"):
-        with pytest.raises(ResultFileError, match=rf"{folder}: no run.json, so not a finished run; .*to resume"):
-            Scores.load(folder)
+    with pytest.raises(ResultFileError, match=rf"{tmp_path}: no run.json, so not a finished run; .*to resume"):
+        Scores.load(tmp_path)
+    with pytest.raises(ResultFileError, match=r"gone: no such folder$"):
+        Scores.load(tmp_path / "gone")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultFileError, match=r"file: a file, not a run folder$"):
+        Scores.load(tmp_path / "file")
 
 
 def test_a_save_that_breaks_off_is_not_a_finished_run(tmp_path, monkeypatch):

@@ -72,6 +72,70 @@ def test_containment_is_of_whole_words():
     assert METRICS["contains"]("c++ (1985)", ["C++"]) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted", "right"),
+    [
+        ("It is -7.", "7", 0.0),
+        ("It is \N{MINUS SIGN}7.", "7", 0.0),
+        ("It is \N{MINUS SIGN}7.", "-7", 1.0),
+        ("It is 12.7", "7", 0.0),
+        ("7.5", "7", 0.0),
+        ("= .7", "7", 0.0),
+        ("7,000", "7", 0.0),
+        ("7/2", "7", 0.0),
+        ("2/7", "7", 0.0),
+        ("3.5 of 35", "35", 1.0),
+        ("3.5", "35", 0.0),
+        ("It is 7.", "7", 1.0),
+        ("...7, or 8", "7", 1.0),
+        ("12-7=5", "7", 1.0),
+        ("12 - 7", "7", 1.0),
+        ("12-7", "-7", 0.0),
+        ("Apollo-7", "7", 1.0),
+        ("(7)", "7", 1.0),
+    ],
+)
+def test_containment_is_of_whole_numbers(text, wanted, right):
+    assert METRICS["contains"](text, [wanted]) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [("7.", 1.0), ("(7)", 1.0), ("...7", 1.0), ("$7", 1.0), ("-7", 0.0), ("**-7**", 0.0), (".7", 0.0), ("7/2", 0.0)],
+)
+def test_the_sign_belongs_to_the_exact_answer(text, right):
+    assert METRICS["exact"](text, ["7"]) == right
+    assert METRICS["exact"](text, [text]) == 1.0
+
+
+@pytest.mark.parametrize("name", ["em", "f1", "subspan"])
+def test_the_published_normalisation_drops_the_marks_of_numbers(name):
+    """Told in the docstrings: these follow SQuAD to the letter."""
+    assert METRICS[name]("3.5", ["35"]) == METRICS[name]("-7", ["7"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "right"),
+    [
+        ("答案是东京。", "东京", 1.0),
+        ("答案是Paris。", "Paris", 1.0),
+        ("答案是7。", "7", 1.0),
+        ("答案是-7。", "7", 0.0),
+        ("คำตอบคือกรุงเทพ", "กรุงเทพ", 1.0),
+        ("それは京都です", "奈良", 0.0),
+    ],
+)
+def test_containment_where_words_have_no_spaces(text, wanted, right):
+    assert METRICS["contains"](text, [wanted]) == right
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("gold", ["", " "])
+def test_an_empty_gold_answer_is_worth_nothing(name, gold):
+    assert METRICS[name]("the", [gold]) == 0.0
+    assert METRICS[name]("Yuki", [gold, "Yuki"]) == 1.0
+
+
 def test_subspan_ignores_articles_and_punctuation_where_contains_does_not():
     assert METRICS["subspan"]("He saw Lord of Rings, twice", ["The Lord of the Rings"]) == 1.0
     assert METRICS["contains"]("He saw Lord of Rings, twice", ["The Lord of the Rings"]) == 0.0

@@ -65,7 +65,7 @@ def test_the_seed_decides_and_every_prompt_is_there_once(name, plain_tokenizer):
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("n", [0, -1, 1000])
 def test_impossible_numbers_are_refused(name, n):
-    with pytest.raises(ValueError, match=f"n must be at least 1, got {n}|cannot be had; ask for fewer"):
+    with pytest.raises(ValueError, match=f"n must be at least 1, got {n}|cannot be had; ask for"):
         SETS[name](n)
 
 
@@ -173,8 +173,17 @@ def test_operations_are_chosen():
         arithmetic(5, operations=("division",))
     with pytest.raises(ValueError, match="unknown operation none"):
         arithmetic(5, operations=())
-    with pytest.raises(ValueError, match="subtraction holds 41 questions, so n=42"):
+    with pytest.raises(ValueError, match="subtraction holds 41 problems, so n=42 cannot be had; ask for 41 at most"):
         arithmetic(42, operations="subtraction")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_balanced_draw_ends_with_the_smallest_operation(seed):
+    """Whatever the seed: 41 of each."""
+    assert len(arithmetic(123, seed=seed).recipes) == 123
+    assert len(arithmetic(128, operations=("addition", "multiplication"), seed=seed).recipes) == 128
+    with pytest.raises(ValueError, match="subtraction holds 41 problems, so n=124 cannot be had; ask for 123 at most"):
+        arithmetic(124, seed=seed)
 
 
 # --- PopQA ----------------------------------------------------------------------------------------------------------
@@ -238,7 +247,10 @@ def test_popqa_takes_the_most_popular_subjects(tmp_path, name, plain_tokenizer):
         ({"possible_answers": "[3]"}, "line 3, field 'possible_answers'.*list of texts"),
         ({"possible_answers": '"x"'}, "line 3, field 'possible_answers'.*list of texts"),
         ({"question": ""}, "line 3, field 'question': missing"),
-        ({"s_pop": "many"}, "line 3, field 's_pop': missing or not a number"),
+        ({"s_pop": "many"}, "line 3, field 's_pop': missing or not a finite number"),
+        ({"s_pop": "nan"}, "line 3, field 's_pop': missing or not a finite number"),
+        ({"s_pop": "-inf"}, "line 3, field 's_pop': missing or not a finite number"),
+        ({"s_pop": "9" * 5000}, "line 3, field 's_pop': missing or not a finite number"),
     ],
 )
 def test_a_malformed_row_of_popqa_is_named(tmp_path, change, message):
@@ -246,6 +258,13 @@ def test_a_malformed_row_of_popqa_is_named(tmp_path, change, message):
     rows[1] = {**rows[1], **change}
     with pytest.raises(ResultFileError, match=rf"test\.tsv, {message}"):
         popqa(2, path=popqa_file(tmp_path / "test.tsv", rows))
+
+
+def test_a_popularity_beyond_all_numbers_is_named(tmp_path):
+    rows = popqa_rows()
+    rows[1]["s_pop"] = 10**400
+    with pytest.raises(ResultFileError, match=r"test\.jsonl, line 2, field 's_pop'"):
+        popqa(2, path=popqa_file(tmp_path / "test.jsonl", rows))
 
 
 def test_a_missing_column_of_popqa_is_named(tmp_path):

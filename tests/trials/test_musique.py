@@ -105,6 +105,12 @@ def test_the_last_hop_without_a_decomposition(tmp_path):
         ({"paragraphs": [{"title": "t"}]}, "paragraph 1, field 'paragraph_text'"),
         ({"paragraphs": [{"title": "t", "paragraph_text": "x", "is_supporting": False}]}, "none is supporting"),
         ({"question_decomposition": ["x"]}, "field 'question_decomposition'"),
+        ({"question_decomposition": [{"paragraph_support_idx": [3]}]}, "field 'paragraph_support_idx': not a number"),
+        (
+            {"paragraphs": [{"idx": [0], "title": "t", "paragraph_text": "x", "is_supporting": True}]},
+            "paragraph 1, field 'idx': not a number",
+        ),
+        ({"answerable": "false"}, "field 'answerable': neither true nor false"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path, changes, message):
