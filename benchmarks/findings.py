@@ -28,6 +28,8 @@ POOL = {"n": 400, "lengths": (64, 128), "seed": 11}
 N_RANKING, N_CALIBRATION, N_EVALUATION = 180, 50, 100
 MAX_NEW_TOKENS = 24
 """The paper generates up to 50; ablated, this model rambles, and its answers do not come later than this."""
+N_CONTROLS = 60
+"""Trials of each control, of the literal twins and of the other task."""
 N_PATCHED = 60
 """Trials that are patched head by head: about 20 seconds each."""
 
@@ -102,7 +104,7 @@ def sweep(
 def closed_book(name: str, at: str) -> Any:
     from locos_tl import load_trials
 
-    trials = load_trials(name, 100, tokenizer=model())
+    trials = load_trials(name, 100, tokenizer=model())[:N_CONTROLS]
     return sweep(
         name,
         trials,
@@ -115,13 +117,13 @@ def closed_book(name: str, at: str) -> Any:
 
 
 def literal(at: str) -> Any:
-    return sweep("literal", literal_twins(), at, ("locos",), (5, 10, 20, 40), controls=("random",), random_seeds=(42,))
+    return sweep("literal", literal_twins()[:N_CONTROLS], at, ("locos",), (5, 10, 20, 40), controls=("random",), random_seeds=(42,))
 
 
 def downstream(at: str) -> Any:
     from locos_tl import load_trials
 
-    trials = load_trials("babi", 60, kinds="two_facts", tokenizer=model())
+    trials = load_trials("babi", N_CONTROLS, kinds="two_facts", tokenizer=model())
     return sweep(
         "babi",
         trials,
