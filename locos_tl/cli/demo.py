@@ -13,6 +13,9 @@ from .causal import CALIBRATION_SEED, EVALUATION_SEED
 from .output import print_late, print_scores, print_sweep
 
 KS = (1, 5, 10, 20)
+N_HELD_OUT = 16
+MAX_NEW_TOKENS = 24
+"""Small, so that the demo takes minutes; ablated, the model rambles on to this limit."""
 
 
 @app.command()
@@ -45,11 +48,21 @@ def _ablate(model: Any, scores: Any, out: Path) -> Any:
     from ..causal.sweep import ablate_sweep
     from ..trials.load import load_trials
 
-    held_out = load_trials("nonliteral", 16, lengths=[64, 128], seed=EVALUATION_SEED)
-    calibration = load_trials("nonliteral", 30, lengths=[64, 128], seed=CALIBRATION_SEED)
+    held_out = load_trials("nonliteral", N_HELD_OUT, lengths=[64], seed=EVALUATION_SEED)
+    calibration = load_trials("nonliteral", 20, lengths=[64], seed=CALIBRATION_SEED)
     typer.echo(f"\nablating the top heads in {len(held_out)} other trials (query replaced by its mean):")
     chosen = {name: scores[name] for name in ("locos", "attention_spatial")}
-    sweep = ablate_sweep(model, held_out, chosen, KS, random_seeds=(42,), calibration=calibration, out=out / "ablation")
+    sweep = ablate_sweep(
+        model,
+        held_out,
+        chosen,
+        KS,
+        random_seeds=(42,),
+        calibration=calibration,
+        max_new_tokens=MAX_NEW_TOKENS,
+        batch_size=16,
+        out=out / "ablation",
+    )
     print_sweep(sweep, False)
     return sweep
 
