@@ -18,7 +18,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from .common import RESULTS, fill_docs, save, table
+from .common import DOCS, RESULTS, fill_docs, save, table
 
 FOLDER = Path("runs/findings")
 OUT = RESULTS / "findings"
@@ -203,7 +203,7 @@ def pages() -> dict[str, str]:
                 control = closed_book(name, at)
                 found[f"{name}-{at}"] = by_k(control, "contains") + "\n\n" + dissociations(main_sweep, control)
         if (literal := done(f"literal-{at}")) is not None:
-            found[f"literal-{at}"] = by_k(literal, "rouge_l")
+            found[f"literal-{at}"] = by_k(literal, "rouge_l") + "\n\n" + by_k(literal, "contains")
         if (babi := done(f"babi-{at}")) is not None:
             found[f"babi-{at}"] = by_k(babi, "subspan")
     if (FOLDER / "late" / "late_layers.safetensors").exists():
@@ -292,8 +292,10 @@ def main(names: list[str]) -> None:
         elif hasattr(found, "save"):
             found.save(OUT / f"{name}.safetensors") if name != "scores" else None
         print(f"{name}: done\n{found!r}", flush=True)
+        page = (DOCS / "findings.md").read_text(encoding="utf-8")
         for mark, text in pages().items():
-            fill_docs("findings.md", mark, text)
+            if f"<!-- {mark} -->" in page:
+                fill_docs("findings.md", mark, text)
 
 
 if __name__ == "__main__":

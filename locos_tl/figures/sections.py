@@ -76,7 +76,11 @@ def _one_sweep(index: int, name: str, held: Sweep, figures: Figures) -> str:
 def _setting(held: Sweep) -> str:
     at, mode = (html_text(held.ablation.get(key), 40) for key in ("at", "mode"))
     how = f"Of an ablated head, {at} is replaced by its {mode}. " if mode == "mean" else f"Ablation: {at}, {mode}. "
-    control = f" Random heads: mean of {len(held.seeds)} seeds." if "random" in held.methods else ""
+    control = (
+        f" Random heads: mean of {len(held.seeds)} seed{'s' if len(held.seeds) > 1 else ''}."
+        if "random" in held.methods
+        else ""
+    )
     return (
         f"{how if held.ablation else ''}{len(held.trial_ids)} trials.{control} Bands: 95&nbsp;% bootstrap over trials."
     )
