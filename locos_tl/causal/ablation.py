@@ -73,6 +73,7 @@ def ablation(
         RuntimeError: at the end of the block, when some layer was never run, so that nothing was ablated there.
     """
     chosen = as_heads(heads, model.n_layers, model.n_heads)
+    check_ablation(model, at, mode, means)
     with ablated_rows(model, [chosen], at=at, mode=mode, means=means, seed=seed) as state:
         yield state
 
@@ -90,10 +91,9 @@ def ablated_rows(
     """`ablation` of a batch in which every row is without heads of its own.
 
     Args:
-        model, at, mode, means, seed: see `ablation`.
+        model, at, mode, means, seed: see `ablation`; taken as they are, since `check_ablation` reads every weight.
         rows: checked heads for each row; one entry alone holds for all rows.
     """
-    check_ablation(model, at, mode, means)
     layers = sorted({layer for heads in rows for layer, _ in heads})
     state = Ablation(tuple(dict.fromkeys(head for heads in rows for head in heads)), at, mode)
     plain, hooked = plain_stack(model), hooked_stack(model)

@@ -126,7 +126,7 @@ class PromptAnswers:
 
     def _begin(self, heads: HeadSet, how: Mapping[str, Any]) -> Answer | _Begun:
         """Read prompt and draft without these heads; an answer where nothing is left to decode."""
-        with ablation(self.model, sorted(heads), **how):
+        with ablated_rows(self.model, [sorted(heads)], **how):
             cache, logits = self._read(min(layer for layer, _ in heads))
         wanted = logits.argmax(-1).tolist()
         agreed = next((i for i, token in enumerate(self._draft) if token != wanted[i]), len(self._draft))
