@@ -1,6 +1,6 @@
 """Progress of everything that takes a while: a bar on a terminal or in a notebook, nothing where nobody looks.
 
-The time left is judged from what this session did, so the trials that a resumed run finds done do not make it look fast.
+The time left is judged from what this session did: trials that a resumed run finds done do not make it look fast.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _bars(keep: bool) -> Any:
         Words(lambda job: job.count, "progress.download"),
         Words(lambda job: job.time, "progress.remaining"),
         Words(lambda job: job.status),
-        console=Console(stderr=True),
+        console=Console(file=sys.stderr),  # this one, whatever is redirected meanwhile
         transient=not keep,
         redirect_stdout=False,  # results go there, and only there
     )

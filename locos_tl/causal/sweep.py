@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..choices import unknown
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
 from ..results.files import FORMAT, ResultFileError, check_format, read_json, to_json, write_json
@@ -280,8 +281,8 @@ def check_options(controls: Collection[str], metrics: Collection[str], at: str, 
 def _check_names(what: str, names: Collection[str], known: Collection[str]) -> None:
     if isinstance(names, str):
         raise ValueError(f"{what}s must be a sequence of names, got {names!r}")
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"unknown {what} {unknown[0]!r}; choose from {', '.join(known)}")
+    if strange := [name for name in names if name not in known]:
+        raise ValueError(unknown(what, strange[0], known))
     if what == "metric" and not names:
         raise ValueError("no metric given")
 

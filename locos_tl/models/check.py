@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..progress import progress_bar
 from .backends import shared_copy
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def refuse_broken(model: HookedModel) -> None:
     )
 
 
-def check_model(model: HookedModel, *, quick: bool = False, length: int | None = None) -> CheckReport:
+def check_model(
+    model: HookedModel, *, quick: bool = False, length: int | None = None, progress: bool | None = None
+) -> CheckReport:
     """Run the checks and collect a table.
 
     Args:
@@ -95,21 +98,26 @@ def check_model(model: HookedModel, *, quick: bool = False, length: int | None =
         quick: only what every load runs: a cached step, `hook_v` against the cache, phi against z W_O.
         length: tokens of the probe prompt; default: a little over the smallest sliding window when
             that is at most 1,024, else 24.
+        progress: show a bar; default: when stderr is a terminal, and never for the quick part.
 
     Raises:
         ValueError: for a length below 8 or above what a check can hold.
     """
-    probe = _Probe(model, _probe_ids(model, length, quick))
+    ids = _probe_ids(model, length, quick)
     checks: list[Callable[[_Probe], CheckRow]] = [_cached_step, _values_read, _phi_sums_to_z]
     if not quick:
         checks += [_plain_logits, _fused_logits, _patterns, _windows, _exact_sums_to_logit]
     rows = []
-    for check in checks:
-        try:
-            rows.append(check(probe))
-        except (RuntimeError, ValueError, AttributeError, KeyError) as error:
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
-            rows.append(CheckRow(check.__doc__ or check.__name__, False, float("inf"), 0.0, message))
+    with progress_bar(f"checking {model.info.name}", len(checks) + 1, show=False if quick else progress) as advance:
+        probe = _Probe(model, ids)
+        advance("probed")
+        for check in checks:
+            try:
+                rows.append(check(probe))
+            except (RuntimeError, ValueError, AttributeError, KeyError) as error:
+                message = f"{type(error).__name__}: {error}".splitlines()[0]
+                rows.append(CheckRow(check.__doc__ or check.__name__, False, float("inf"), 0.0, message))
+            advance(rows[-1].name)
     return CheckReport(model.info.name, tuple(rows))
 
 

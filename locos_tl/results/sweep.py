@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from ..choices import did_you_mean
 from . import statistics
 from .files import FORMAT, ResultFileError, check_format, read_numbered_jsonl, result_path, write_jsonl
 
@@ -191,9 +192,15 @@ class Sweep:
 
     def _require(self, method: str, metric: str | None = None) -> None:
         if method != BASELINE and method not in self.methods:
-            raise ValueError(f"no method {method!r} in this sweep; there are: {', '.join(self.methods) or 'none'}")
+            hint = did_you_mean(method, self.methods)
+            raise ValueError(
+                f"no method {method!r} in this sweep{hint}; there are: {', '.join(self.methods) or 'none'}"
+            )
         if metric is not None and metric not in self.metrics:
-            raise ValueError(f"no metric {metric!r} in this sweep; there are: {', '.join(self.metrics) or 'none'}")
+            hint = did_you_mean(metric, self.metrics)
+            raise ValueError(
+                f"no metric {metric!r} in this sweep{hint}; there are: {', '.join(self.metrics) or 'none'}"
+            )
 
     # --- values ---------------------------------------------------------------------------------
 

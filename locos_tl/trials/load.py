@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..choices import did_you_mean, unknown
 from ..results.files import ResultFileError, read_jsonl
 from .babi import babi
 from .babilong import babilong
@@ -52,9 +53,7 @@ def load_trials(name: str | Path, n: int | None = None, **options: Any) -> Trial
         return _call(make, name, {**options, **({} if n is None else {"n": n})})
     path = Path(name)
     if path.suffix not in (".jsonl", ".json") and not path.exists():
-        raise ValueError(
-            f"unknown trials {str(name)!r}; choose from {', '.join(SETS)}, or give the path of a .jsonl file"
-        )
+        raise ValueError(f"{unknown('trials', name, SETS)}, or give the path of a .jsonl file")
     first = next(iter(read_jsonl(path)), None)
     if first is None:
         raise ResultFileError(f"{path}: holds no trials")
@@ -71,6 +70,7 @@ def _call(make: Callable[..., Any], name: Any, options: dict[str, Any]) -> Any:
     import inspect
 
     known = inspect.signature(make).parameters
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"trials {str(name)!r} have no option {unknown[0]!r}; there are: {', '.join(known)}")
+    if extra := sorted(set(options) - set(known)):
+        hint = did_you_mean(extra[0], known)
+        raise ValueError(f"trials {str(name)!r} have no option {extra[0]!r}{hint}; there are: {', '.join(known)}")
     return make(**options)

@@ -31,12 +31,14 @@ def test_options_reach_the_set(plain_tokenizer):
 
 @pytest.mark.parametrize("name", ["nonliteral", "nolima", "niah"])
 def test_an_unknown_option_is_named_with_those_there_are(name):
-    with pytest.raises(ValueError, match=f"trials '{name}' have no option 'lenghts'; there are: .*lengths.*seed"):
+    told = rf"trials '{name}' have no option 'lenghts' \(did you mean 'lengths'\?\); there are: .*lengths.*seed"
+    with pytest.raises(ValueError, match=told):
         load_trials(name, lenghts=(64,))
 
 
 def test_an_unknown_set_is_named_with_those_there_are():
-    with pytest.raises(ValueError, match=r"unknown trials 'nonlit'; choose from nonliteral, nolima, niah.*\.jsonl"):
+    told = r"unknown trials 'nonlit' \(did you mean 'nonliteral'\?\); choose from nonliteral, nolima, niah.*\.jsonl"
+    with pytest.raises(ValueError, match=told):
         load_trials("nonlit")
 
 
