@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from .. import html
 from ..choices import did_you_mean
 from .files import FORMAT, ResultFileError, check_format, read_json, result_path, write_json
 from .sweep import Sweep
@@ -102,10 +103,12 @@ class Dissociation:
         return f"Dissociation({self.metric} against {self.control_metric}; {told})"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        table = self.to_frame().to_html(index=False, float_format="{:.3f}".format)
-        return f"<p><b>{escape(repr(self))}</b></p>{table}"
+        best = ((row.method, row.k) for row in map(self.best, self.methods))
+        about = html.line(*(f"{method}: largest at k = {k}" for method, k in best))
+        columns = ["method", "k", "score", "score_low", "score_high", "retrieval_drop", "control_drop"]
+        columns += ["n_trials", "n_control_trials"]
+        title = f"Dissociation: {self.metric} against {self.control_metric}"
+        return html.card(title, about, html.frame(self.to_frame(), columns))
 
     def save(self, path: str | Path) -> Path:
         """Write one JSON file.

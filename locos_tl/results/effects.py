@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from .. import html
 from . import statistics
 from .files import ResultFileError, read_arrays, result_path, write_arrays
 from .head_scores import HeadScores
@@ -251,9 +252,10 @@ class Effects:
         )
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<p><b>{escape(repr(self))}</b></p>" + self.top(10).to_html(index=False, float_format="{:.4g}".format)
+        sizes = f"{self.n_layers} layers x {self._axis_size} {self.head_axis}s"
+        about = html.line(sizes, f"{self.n_trials} trials", "positive = towards the clean answer")
+        title = f"{self.kind} effect of {self.at} on {self.metric}, positions: {self.positions}"
+        return html.card(title, about, html.frame(self.top(10)))
 
     # --- files ----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from .. import html
 from . import statistics
 from .files import ResultFileError, read_arrays, read_json, to_json, write_arrays, write_atomic
 
@@ -190,9 +191,10 @@ class HeadScores:
         )
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<p><b>{escape(repr(self))}</b></p>" + self.top(10).to_html(index=False, float_format="{:.4g}".format)
+        counted = f"{self.n_trials} of {self.n_total} trials"
+        sizes = f"{self.n_layers} layers x {self.n_heads} heads"
+        columns = ["rank", "layer", "head", "score", "ci_low", "ci_high", "kv_group"]
+        return html.card(self.detector, html.line(sizes, counted), html.frame(self.top(10), columns))
 
     # --- files ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from .. import html
 from ..choices import did_you_mean
 from . import statistics
 from .files import FORMAT, ResultFileError, check_format, read_numbered_jsonl, result_path, write_jsonl
@@ -317,10 +318,10 @@ class Sweep:
         )
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        table = self.summary().to_html(index=False, float_format="{:.3f}".format)
-        return f"<p><b>{escape(repr(self))}</b></p>{table}"
+        ablated = " by ".join(str(self.ablation[name]) for name in ("at", "mode") if name in self.ablation)
+        about = html.line(f"{len(self.trial_ids)} trials", ablated, f"model {self.model}")
+        columns = ["metric", "method", "k", "mean", "ci_low", "ci_high", "drop", "n_trials"]
+        return html.card("Sweep: answers without the top heads", about, html.frame(self.summary(), columns))
 
     # --- files ----------------------------------------------------------------------------------
 
