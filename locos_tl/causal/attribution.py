@@ -12,11 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..models.hooked import HookedModel
-from ..models.stack import SITES
 from ..results.effects import Effects
 from .pair_runs import PairRuns, head_axis
 from .pairs import as_pairs
-from .patching import measure_pairs
+from .patching import measure_pairs, require_site
 
 
 def attribution_patching(
@@ -43,9 +42,7 @@ def attribution_patching(
     Raises:
         RuntimeError: when no gradient reaches some layer, or one that is not finite.
     """
-    if at not in SITES:
-        raise ValueError(f"at must be one of {', '.join(SITES)}, got {at!r}")
-
+    require_site(at)
     return measure_pairs(
         model,
         as_pairs(model, clean, corrupt),

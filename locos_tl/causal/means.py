@@ -18,7 +18,7 @@ from ..models.backends import CHUNK
 from ..models.hooked import HookedModel
 from ..models.stack import Stack, stack_for
 from ..progress import progress_bar
-from ..results.files import ResultFileError, read_arrays, write_arrays
+from ..results.files import ResultFileError, read_result, usable, write_arrays
 from ..runs import bound_trials
 from ..trials.trial import Trial, TrialGrid
 
@@ -69,10 +69,8 @@ class HeadMeans:
         Raises:
             ResultFileError: when it is missing, damaged or of another kind.
         """
-        arrays, meta = read_arrays(Path(path))
-        try:
-            if meta["kind"] != "HeadMeans":
-                raise ResultFileError(f"{path}: holds {meta['kind']}, not HeadMeans")
+        arrays, meta = read_result(Path(path), "HeadMeans")
+        with usable(Path(path), "HeadMeans"):
             mean, sample = (
                 {at: torch.from_numpy(arrays[f"{part}/{at}"]).float() for at in ABLATED} for part in ("mean", "sample")
             )
@@ -87,10 +85,6 @@ class HeadMeans:
                 int(meta["seed"]),
                 tuple(map(str, meta["interventions"])),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ResultFileError):
-                raise
-            raise ResultFileError(f"{path}: not a usable HeadMeans file ({error})") from error
 
 
 def calibrate_means(

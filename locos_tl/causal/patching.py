@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..choices import did_you_mean
 from ..models.check import versions
 from ..models.hooked import HookedModel
 from ..models.stack import SITES
@@ -58,9 +59,7 @@ def patch_heads(
     Raises:
         ValueError: for prompts of unequal length, or an unknown option.
         RuntimeError: when a hook does not fire.
-    """
-    if at not in SITES:
-        raise ValueError(f"at must be one of {', '.join(SITES)}, got {at!r}")
+    """    require_site(at)
 
     def measure(runs: PairRuns) -> np.ndarray:
         return patch_map(runs, at, positions, batch_size)
@@ -118,6 +117,12 @@ def patch_together(
         gap = runs.clean_metric - runs.corrupt_metric
         found.append((value - runs.corrupt_metric) / gap if abs(gap) > 1e-6 else np.nan)
     return np.array(found)
+
+
+def require_site(at: str) -> None:
+    """Refuse an unknown site before anything runs."""
+    if at not in SITES:
+        raise ValueError(f"at must be one of {', '.join(SITES)}, got {at!r}{did_you_mean(at, SITES)}")
 
 
 def on_kv_heads(model: HookedModel, at: str) -> bool:

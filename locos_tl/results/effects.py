@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from .. import html
 from . import statistics
-from .files import ResultFileError, read_arrays, result_path, write_arrays
+from .files import read_result, result_path, usable, write_arrays
 from .head_scores import HeadScores
 
 if TYPE_CHECKING:
@@ -281,10 +281,8 @@ class Effects:
             ResultFileError: when the file is missing, damaged or of another kind.
         """
         path = result_path(path, FILE)
-        arrays, meta = read_arrays(path)
-        try:
-            if meta["kind"] != "Effects":
-                raise ResultFileError(f"{path}: holds {meta['kind']}, not Effects")
+        arrays, meta = read_result(path, "Effects")
+        with usable(path, "Effects"):
             return cls(
                 kind=str(meta["effect"]),
                 at=str(meta["at"]),
@@ -298,7 +296,3 @@ class Effects:
                 n_key_value_heads=int(meta["n_key_value_heads"]),
                 provenance=dict(meta["provenance"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ResultFileError):
-                raise
-            raise ResultFileError(f"{path}: not a usable Effects file ({error})") from error

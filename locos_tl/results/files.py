@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,33 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ResultFileError(f"{path}: not a readable safetensors file ({error}); delete it and run again") from error
     return arrays, meta
+
+
+def read_result(path: Path, kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """`read_arrays` of a file that holds one kind of result.
+
+    Raises:
+        ResultFileError: also when it holds another.
+    """
+    arrays, meta = read_arrays(path)
+    if meta.get("kind") != kind:
+        raise ResultFileError(f"{path}: holds {meta.get('kind', 'no named result')}, not {kind}")
+    return arrays, meta
+
+
+@contextmanager
+def usable(path: Path, kind: str) -> Iterator[None]:
+    """Read the fields of a file in this block: what is missing or impossible there is named with the file.
+
+    Raises:
+        ResultFileError: in place of the error that a missing or impossible field gives.
+    """
+    try:
+        yield
+    except ResultFileError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ResultFileError(f"{path}: not a usable {kind} file ({error})") from error
 
 
 def _header(path: Path, header: str | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 
 from .. import html
 from . import statistics
-from .files import ResultFileError, read_arrays, read_json, to_json, write_arrays, write_atomic
+from .files import ResultFileError, read_json, read_result, to_json, usable, write_arrays, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,10 +220,8 @@ class HeadScores:
             ResultFileError: when the file is missing, damaged or of another kind.
         """
         path = _with_suffix(path)
-        arrays, meta = read_arrays(path)
-        try:
-            if meta["kind"] != "HeadScores":
-                raise ResultFileError(f"{path}: holds {meta['kind']}, not HeadScores")
+        arrays, meta = read_result(path, "HeadScores")
+        with usable(path, "HeadScores"):
             return cls(
                 detector=str(meta["detector"]),
                 per_trial=arrays["per_trial"],
@@ -233,10 +231,6 @@ class HeadScores:
                 seen=arrays["seen"],
                 provenance=dict(meta["provenance"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ResultFileError):
-                raise
-            raise ResultFileError(f"{path}: not a usable HeadScores file ({error})") from error
 
     def to_head_list(self, path: str | Path | None = None, *, envelope: bool = False) -> dict[str, Any]:
         """The field's head-score JSON: {"layer-head": [score of each trial that counts for the head]}.

@@ -23,14 +23,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
+from .. import html
 from . import statistics
-from .files import ResultFileError, read_arrays, result_path, write_arrays
+from .files import read_result, result_path, usable, write_arrays
 from .head_scores import HeadScores
+from .layer_depth import Interval, Profile, depth_of, interval_of, rank_correlations
+from .verdict import judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,8 +41,6 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 FILE = "late_layers.safetensors"
-MIN_TRIALS = 10
-"""Trials below which the verdict is always "undecided"."""
 OVERLAPS = (10, 20, 50)
 _DEPTHS = ("last_third", "centre_of_mass")
 _EFFECTS = {
@@ -78,25 +79,6 @@ def late_layers(
         ValueError: when a map is missing, or the maps differ in trials or in size.
     """
     return LateLayers(dict(maps), reference, causal, n_resamples, n_permutations, margin, seed)
-
-
-class Interval(NamedTuple):
-    """A value with its 95 % percentile bootstrap interval over trials."""
-
-    value: float
-    low: float
-    high: float
-
-
-class Profile(NamedTuple):
-    """Cross-fitted share of the positive mass in each layer, with its 95 % bootstrap band over trials.
-
-    A share may come out slightly below 0: what noise adds in one layer it takes in another.
-    """
-
-    share: Float[Array, " layer"]
-    low: Float[Array, " layer"]
-    high: Float[Array, " layer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +171,7 @@ class LateLayers:
         Resampling adds noise, so the interval of a noisy map can lie beside its value.
         """
         value = statistics.CONCENTRATION[statistic](self.maps[name].mean)
-        return _interval(value, self._spreads[name, statistic])
+        return interval_of(value, self._spreads[name, statistic])
 
     @cached_property
     def _masses(self) -> Mapping[str, tuple[Float[Array, " layer"], Float[Array, "resample layer"]]]:
@@ -230,13 +212,13 @@ class LateLayers:
         shares may be negative, the mass in the last third may pass 1.
         """
         mass, resampled = self._masses[name]
-        return _interval(_depth(mass, statistic), _depth(resampled, statistic))
+        return interval_of(depth_of(mass, statistic), depth_of(resampled, statistic))
 
     def difference(self, statistic: str = "last_third", name: str | None = None) -> Interval:
         """`depth` of the causal map minus that of another (default: the reference), paired by trials."""
         (mass, resampled), (other, others) = self._masses[self.causal], self._masses[name or self.reference]
-        value = _depth(mass, statistic) - _depth(other, statistic)
-        return _interval(value, _depth(resampled, statistic) - _depth(others, statistic))
+        value = depth_of(mass, statistic) - depth_of(other, statistic)
+        return interval_of(value, depth_of(resampled, statistic) - depth_of(others, statistic))
 
     @cached_property
     def p_values(self) -> Mapping[str, float]:
@@ -256,8 +238,8 @@ class LateLayers:
     def agreement(self, name: str) -> Mapping[str, float]:
         """Spearman (with interval), Kendall and overlap at 10, 20 and 50 of a map with the causal one."""
         found = statistics.rank_agreement(self.maps[name].mean, self.maps[self.causal].mean, OVERLAPS)
-        spread = _rank_correlations(self._resampled[name], self._resampled[self.causal])
-        interval = _interval(found["spearman"], spread)
+        spread = rank_correlations(self._resampled[name], self._resampled[self.causal])
+        interval = interval_of(found["spearman"], spread)
         return found | {"spearman_low": interval.low, "spearman_high": interval.high}
 
     def missed(self, n: int = 10, within: int = 20) -> pd.DataFrame:
@@ -306,36 +288,12 @@ class LateLayers:
 
     @cached_property
     def _judged(self) -> tuple[str, str]:
-        if self.n_layers < 3:
-            return "undecided", f"A model of {self.n_layers} layers has no last third."
-        if self.n_trials < MIN_TRIALS:
-            return "undecided", f"{self.n_trials} trials are too few; at least {MIN_TRIALS} are needed."
-        if not self.profiles[self.causal].share.any():
-            return "undecided", f"Of no head is the {self.causal_name} positive beyond noise."
-        late, gap, p = self.depth(self.causal), self.difference(), self.p_values[self.causal]
-        numbers = (
-            f"Of the positive mass of the {self.causal_name}, {late.value * 100:.0f} % lies in the last third of the "
-            f"layers ({_bounds(late, '.0f')}; chance {self.chance * 100:.0f}; permutation p = {p:.2g})"
-        )
-        if np.isfinite(gap.value):
-            numbers += (
-                f", of that of {self.reference} {self.depth(self.reference).value * 100:.0f} %. The difference is "
-                f"{gap.value * 100:+z.0f} points ({_bounds(gap, '+z.0f')}), the margin {self.margin * 100:.0f}."
-            )
-        else:
-            numbers += f". {self.reference} has no mass that is positive beyond noise, so there is no difference."
-        if self.p_values[self.reference] >= 0.05:
-            numbers += f" {self.reference} itself is not concentrated there (p = {self.p_values[self.reference]:.2g})."
-        if p < 0.05 and gap.low > -self.margin:
-            return "holds", numbers
-        if gap.high < -self.margin or late.high <= self.chance:
-            return "does not hold", numbers
-        return "undecided", numbers
+        return judge(self)
 
     # --- tables ---------------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a map: numbers of its profile ("profile_…") and of the plain map, p-value and agreement."""
+        """One row a map: numbers of its profile (``profile_…``) and of the plain map, p-value and agreement."""
         import pandas as pd
 
         rows = []
@@ -353,10 +311,17 @@ class LateLayers:
         return f"LateLayers({', '.join(self.maps)}; {self.n_trials} trials; {self.verdict}: {self.reason})"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        table = self.to_frame().to_html(index=False, float_format="{:.3g}".format)
-        return f"<p><b>{escape(self.verdict)}</b>: {escape(self.reason)}</p>{table}"
+        columns = [
+            "method",
+            "profile_last_third",
+            "profile_centre_of_mass",
+            "p_value",
+            "gini",
+            "spearman",
+            "overlap@10",
+        ]
+        title = f"Late-layer concentration: {self.verdict}"
+        return html.card(title, html.text(self.reason), html.frame(self.to_frame(), columns))
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -385,10 +350,8 @@ class LateLayers:
             ResultFileError: when the file is missing, damaged or of another kind.
         """
         path = result_path(path, FILE)
-        arrays, meta = read_arrays(path)
-        try:
-            if meta["kind"] != "LateLayers":
-                raise ResultFileError(f"{path}: holds {meta['kind']}, not LateLayers")
+        arrays, meta = read_result(path, "LateLayers")
+        with usable(path, "LateLayers"):
             trial_ids = tuple(str(i) for i in meta["trial_ids"])
             maps = {
                 str(about["name"]): HeadScores(
@@ -403,45 +366,3 @@ class LateLayers:
                 for index, about in enumerate(meta["maps"])
             }
             return cls(maps, **{name: meta["settings"][name] for name in _SETTINGS})
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ResultFileError):
-                raise
-            raise ResultFileError(f"{path}: not a usable LateLayers file ({error})") from error
-
-
-def _interval(value: SupportsFloat, spread: Float[Array, " resample"]) -> Interval:
-    """Percentile interval; without bounds when more resamples have no value than lie outside of it."""
-    known = spread[np.isfinite(spread)]
-    low, high = np.quantile(known, [0.025, 0.975]) if len(known) >= 0.95 * len(spread) else (np.nan, np.nan)
-    return Interval(float(value), float(low), float(high))
-
-
-def _bounds(found: Interval, form: str) -> str:
-    """The interval of a share, in percent."""
-    if not np.isfinite([found.low, found.high]).all():
-        return "no interval, as too many resamples keep no positive mass"
-    return f"95 % interval {found.low * 100:{form}} to {found.high * 100:{form}}"
-
-
-def _depth(mass: Float[Array, "... layer"], statistic: str) -> Float[Array, "..."]:
-    """Share in the last third, or centre of mass, of layer masses; NaN where their sum is not positive."""
-    n_layers = mass.shape[-1]
-    late = np.arange(n_layers) >= n_layers - n_layers // 3
-    weights = {"last_third": late.astype(np.float64), "centre_of_mass": np.linspace(0.0, 1.0, n_layers)}[statistic]
-    total = mass.sum(-1)
-    return np.divide(mass @ weights, total, out=np.full(np.shape(total), np.nan), where=total > 0)
-
-
-def _rank_correlations(
-    a: Float[Array, "resample layer head"], b: Float[Array, "resample layer head"]
-) -> Float[Array, " resample"]:
-    """Spearman correlation of two maps in every resample, over heads that carry both scores in all of them."""
-    from scipy import stats
-
-    both = (np.isfinite(a) & np.isfinite(b)).all(0)
-    if both.sum() < 2:
-        return np.full(len(a), np.nan)
-    x, y = (stats.rankdata(means[:, both], axis=1) for means in (a, b))
-    x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
-    size = np.sqrt((x**2).sum(1) * (y**2).sum(1))
-    return np.divide((x * y).sum(1), size, out=np.full(len(x), np.nan), where=size > 0)

@@ -292,7 +292,7 @@ def test_missing_truncated_and_foreign_files_are_refused_by_name(tmp_path):
 
 DAMAGE = {
     "kind": ({"kind": "Sweep"}, "holds Sweep, not HeadScores"),
-    "kind gone": ({"kind": ...}, "'kind'"),
+    "kind gone": ({"kind": ...}, "holds no named result, not HeadScores"),
     "ids gone": ({"trial_ids": ...}, "'trial_ids'"),
     "too few ids": ({"trial_ids": ["a"]}, "1 trial ids for 5 rows"),
     "ids null": ({"trial_ids": None}, "not a usable HeadScores file"),
