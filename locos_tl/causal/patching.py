@@ -59,7 +59,8 @@ def patch_heads(
     Raises:
         ValueError: for prompts of unequal length, or an unknown option.
         RuntimeError: when a hook does not fire.
-    """    require_site(at)
+    """
+    require_site(at)
 
     def measure(runs: PairRuns) -> np.ndarray:
         return patch_map(runs, at, positions, batch_size)
