@@ -25,6 +25,8 @@ _HOME = {
     "NoTrialPassed": "scoring.run",
     "generate": "scoring.explore",
     "phi": "scoring.explore",
+    "read_heads": "scoring.reading",
+    "explore": "figures.explorer",
     "ablation": "causal.ablation",
     "calibrate_means": "causal.means",
     "HeadMeans": "causal.means",
@@ -40,6 +42,7 @@ _HOME = {
     "patch_trials": "causal.validation",
     "validate_late_layers": "causal.validation",
     "HeadScores": "results.head_scores",
+    "HeadReading": "results.reading",
     "Scores": "results.scores",
     "TrialOutcome": "results.scores",
     "Sweep": "results.sweep",
@@ -54,6 +57,7 @@ __all__ = [
     "Dissociation",
     "Effects",
     "HeadMeans",
+    "HeadReading",
     "HeadScores",
     "HookedModel",
     "LateLayers",
@@ -75,6 +79,7 @@ __all__ = [
     "corrupt",
     "direct_effects",
     "dissociation",
+    "explore",
     "figures",
     "generate",
     "load_model",
@@ -85,6 +90,7 @@ __all__ = [
     "patch_trials",
     "path_patching",
     "phi",
+    "read_heads",
     "read_trials",
     "results",
     "save_trials",
@@ -107,6 +113,7 @@ if TYPE_CHECKING:
     from .causal.paths import direct_effects, path_patching
     from .causal.sweep import ablate_sweep
     from .causal.validation import patch_trials, validate_late_layers
+    from .figures.explorer import explore
     from .models.hooked import HookedModel
     from .models.load import load_model
     from .results.dissociation import Dissociation, dissociation
@@ -114,9 +121,11 @@ if TYPE_CHECKING:
     from .results.files import ResultFileError
     from .results.head_scores import HeadScores
     from .results.late_layers import LateLayers
+    from .results.reading import HeadReading
     from .results.scores import Scores, TrialOutcome
     from .results.sweep import Sweep
     from .scoring.explore import generate, phi
+    from .scoring.reading import read_heads
     from .scoring.run import NoTrialPassed, score_heads
     from .trials.load import load_trials
     from .trials.needle import PromptTemplate

@@ -2,6 +2,8 @@
 
 from .agreement import agreement
 from .dissociation import dissociation
+from .distribution import layer_distribution
+from .explorer import explore
 from .heatmap import heatmap
 from .late_layers import late_layers, locos_against_total
 from .profile import layer_profile
@@ -13,8 +15,10 @@ __all__ = [
     "agreement",
     "compare_sweeps",
     "dissociation",
+    "explore",
     "heatmap",
     "late_layers",
+    "layer_distribution",
     "layer_profile",
     "locos_against_total",
     "sweep",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
@@ -11,6 +9,7 @@ from jaxtyping import Float
 from ..results.late_layers import LateLayers, Profile
 from . import theme
 from .curves import HEIGHT, WIDTH, add_curve, layout
+from .stretch import Stretch
 from .text import label_text, number, percent
 from .theme import method_label
 
@@ -106,7 +105,7 @@ def locos_against_total(result: LateLayers, *, n_missed: int = 10) -> go.Figure:
         f"<br>{labels[1]} {number(y[layer, head])}, rank {ranks[1][layer, head]}"
         for layer, head in zip(layers.tolist(), heads.tolist(), strict=True)
     ]
-    across, up = _Stretch(x[layers, heads]), _Stretch(y[layers, heads])
+    across, up = Stretch(x[layers, heads]), Stretch(y[layers, heads])
     figure = go.Figure(
         layout=go.Layout(
             template=theme.TEMPLATE,
@@ -166,38 +165,6 @@ def _agreement_text(result: LateLayers, n_heads: int) -> str:
         if np.isfinite([found["spearman_low"], found["spearman_high"]]).all():
             text += f" ({number(found['spearman_low'], 2)} to {number(found['spearman_high'], 2)})"
     return text + " · ringed: high effect, low score"
-
-
-class _Stretch:
-    """An axis that is linear up to a hundredth of the largest value and logarithmic beyond (asinh)."""
-
-    def __init__(self, values: Float[Array, " head"]) -> None:
-        self.largest = float(np.abs(values).max(initial=0.0)) or 1.0
-        self.unit = self.largest / 100
-        ends = self(np.array([values.min(initial=0.0), values.max(initial=0.0)]))
-        self.low, self.high = float(ends[0]), float(ends[1])
-        self.reach = (self.high - self.low) or 1.0
-
-    def __call__(self, values: Float[Array, " head"]) -> Float[Array, " head"]:
-        return np.arcsinh(values / self.unit)
-
-    def axis(self, title: str) -> dict[str, object]:
-        """Range and ticks: 0 and the powers of ten on both sides, and three times them."""
-        top = math.floor(math.log10(self.largest))
-        sizes = [factor * 10.0**power for power in (top - 1, top) for factor in (1, 3)]
-        ticks = np.array([-size for size in reversed(sizes)] + [0.0] + sizes)
-        places = self(ticks)
-        shown = (places >= self.low - 0.05) & (places <= self.high + 0.05)
-        margin = 0.06 * self.reach
-        return {
-            "title": {"text": title},
-            "range": [self.low - margin, self.high + margin],
-            "tickvals": places[shown].tolist(),
-            "ticktext": [number(tick) for tick in ticks[shown]],
-            "zeroline": True,
-            "zerolinecolor": theme.FAINT,
-            "zerolinewidth": 2,
-        }
 
 
 def _label_places(x: Float[Array, " label"], y: Float[Array, " label"]) -> list[str]:

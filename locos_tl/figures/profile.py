@@ -40,7 +40,7 @@ def layer_profile(
     Raises:
         ValueError: for an unknown detector, none at all, or models of different depth.
     """
-    chosen = _choose(scores, detectors)
+    chosen = choose(scores, detectors)
     profiles = {name: _Profile.of(held, n_resamples) for name, held in chosen.items()}
     n_layers = next(iter(chosen.values())).n_layers
     top = max(max(p.share.max(), p.high.max()) for p in profiles.values()) or 1.0
@@ -96,7 +96,12 @@ class _Profile:
         )
 
 
-def _choose(scores: HeadScores | Mapping[str, HeadScores], detectors: Sequence[str] | None) -> dict[str, HeadScores]:
+def choose(scores: HeadScores | Mapping[str, HeadScores], detectors: Sequence[str] | None) -> dict[str, HeadScores]:
+    """The detectors to draw, in order, all of one depth.
+
+    Raises:
+        ValueError: for an unknown detector, none at all, or models of different depth.
+    """
     held = {scores.detector: scores} if isinstance(scores, HeadScores) else dict(scores.items())
     names = list(held) if detectors is None else list(dict.fromkeys(detectors))
     for name in names:

@@ -43,6 +43,12 @@
     layout.autosize = true;
     Plotly.newPlot(plot, data, layout, config);
     restyle(plot);
+    if (explorer) plot.on("plotly_click", ({points: [point]}) => {
+      const head = /^(?:<b>)?L(\d+)H(\d+)\b/.exec(point.customdata);
+      if (!head) return;
+      explorer.choose([Number(head[1]), Number(head[2])]);
+      place.scrollIntoView({behavior: "smooth"});
+    });
   }
 
   function resize(plot, width, height) {
@@ -53,30 +59,14 @@
   const restyleAll = () => drawn.forEach((_, plot) => restyle(plot));
   const visible = (plot) => plot.offsetParent !== null;
 
-  const tabs = [...document.querySelectorAll("[role=tab]")];
-  function select(tab, focus) {
-    for (const other of tabs) {
-      const chosen = other === tab;
-      other.setAttribute("aria-selected", String(chosen));
-      other.tabIndex = chosen ? 0 : -1;
-      document.getElementById(other.getAttribute("aria-controls")).hidden = !chosen;
-    }
-    if (focus) tab.focus();
-    const plot = document.getElementById(tab.getAttribute("aria-controls")).querySelector(".plot");
-    draw(plot);
-    Plotly.Plots.resize(plot);
-  }
-  tabs.forEach((tab, index) => {
-    tab.addEventListener("click", () => select(tab, false));
-    tab.addEventListener("keydown", (event) => {
-      const last = tabs.length - 1;
-      const next = {ArrowRight: index === last ? 0 : index + 1, ArrowLeft: index === 0 ? last : index - 1, Home: 0, End: last}[event.key];
-      if (next === undefined) return;
-      event.preventDefault();
-      select(tabs[next], true);
-    });
-  });
-  if (tabs.length) select(tabs[0], false);
+  const data = JSON.parse(document.getElementById("explorer-data").textContent);
+  const place = document.getElementById("explorer");
+  const explorer = data && locosExplorer.mount(place, data, {Plotly});
+  const best = document.getElementById("best");
+  const openBest = () => { if (location.hash === "#best") best.open = true; };
+  addEventListener("hashchange", openBest);
+  openBest();
+
   document.querySelectorAll(".plot").forEach((plot) => { if (visible(plot)) draw(plot); });
 
   document.querySelectorAll("input[name=state]").forEach((input) => input.addEventListener("change", () => {
@@ -89,7 +79,10 @@
   // Paper is light and narrow; what is hidden stays hidden, so the chosen detector is printed.
   addEventListener("beforeprint", () => {
     root.dataset.printing = "";
+    best.dataset.open = best.open ? "yes" : "";
+    best.open = true;
     restyleAll();
+    if (explorer) explorer.redraw();
     drawn.forEach((_, plot) => {
       if (!visible(plot)) return;
       const {width, height} = plot.getBoundingClientRect();
@@ -98,7 +91,9 @@
   });
   addEventListener("afterprint", () => {
     delete root.dataset.printing;
+    best.open = best.dataset.open === "yes";
     restyleAll();
+    if (explorer) explorer.redraw();
     drawn.forEach((known, plot) => {
       if (visible(plot)) resize(plot, undefined, known.height);
     });

@@ -11,22 +11,25 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
+from ..results.effects import Effects
 from ..results.files import to_json, write_atomic
 from ..results.head_scores import HeadScores
 from ..results.late_layers import LateLayers
 from ..results.scores import Scores
 from ..results.sweep import Sweep
-from . import tables, theme
+from . import tables
 from .agreement import agreement
-from .heatmap import heatmap
+from .distribution import layer_distribution
+from .explorer.explorer import asset, effects_by_name
+from .explorer.payload import payload
+from .plotly_js import CONFIG, plotly_js
 from .profile import layer_profile
-from .sections import ablation_section, late_section, plot, untitled
-from .text import TIMES, clean, html_text, number, percent, script_text
+from .sections import ablation_section, by_name, late_section, plot, untitled
+from .text import TIMES, clean, html_text, percent, script_text
 
-CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
-"""plotly.js settings: nothing is ever sent anywhere."""
+SPREAD = ("locos", "attention_spatial", "dla", "wu")
+"""Detectors whose heads are shown layer by layer."""
 
 _MEANINGS = {
     "locos": "How far what a head reads from the needle pushes towards the answer's tokens, minus what it reads "
@@ -49,6 +52,7 @@ def write_report(
     *,
     sweeps: Sweep | Mapping[str, Sweep] | None = None,
     late: LateLayers | None = None,
+    effects: Effects | Mapping[str, Effects] | None = None,
 ) -> Path:
     """Write the run as one self-contained HTML page: no network, plotly.js embedded once.
 
@@ -57,18 +61,28 @@ def write_report(
         path: the file to write; for an existing folder, ``report.html`` in it.
         sweeps: ablations to add as "What happens without these heads": one, or several by name.
         late: late-layer result to add as "Are they late because of how they are scored?".
+        effects: patching effects that the explorer can show beside the scores: one, or several by name.
 
     Returns:
         The file written (whole or not at all).
+
+    Raises:
+        ValueError: when a part is of a model of another size.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "report.html"
-    write_atomic(path, render(scores, sweeps=sweeps, late=late).encode())
+    write_atomic(path, render(scores, sweeps=sweeps, late=late, effects=effects).encode())
     return path
 
 
-def render(scores: Scores, *, sweeps: Sweep | Mapping[str, Sweep] | None = None, late: LateLayers | None = None) -> str:
+def render(
+    scores: Scores,
+    *,
+    sweeps: Sweep | Mapping[str, Sweep] | None = None,
+    late: LateLayers | None = None,
+    effects: Effects | Mapping[str, Effects] | None = None,
+) -> str:
     """The page of `write_report` as text."""
     model = _mapping(scores.provenance.get("model"))
     figures: dict[str, go.Figure] = {}
@@ -76,17 +90,18 @@ def render(scores: Scores, *, sweeps: Sweep | Mapping[str, Sweep] | None = None,
         "model": html_text(model.get("name") or "unnamed model"),
         "facts": _facts(scores, model),
         "verdict": _verdict(scores),
-        "detectors": _detectors(scores, figures),
+        "best_heads": _best_heads(scores),
         "comparison": _comparison(scores, figures),
         "ablation": ablation_section(sweeps, figures),
+        "explorer": script_text(_explorer(scores, by_name(sweeps), late, effects_by_name(effects))),
         "late": late_section(late, figures),
         "pass_rates": tables.pass_rates(scores.outcomes),
         "filters": _filters(scores),
         "answers": tables.answers(scores.outcomes),
         "provenance": html_text(to_json(scores.provenance, indent=2)),
-        "style": _read("report.css"),
-        "script": _read("report.js"),
-        "plotly": get_plotlyjs().replace("</script", r"<\/script"),
+        "style": _read("report.css") + asset("explorer.css"),
+        "script": asset("explorer.js") + _read("report.js"),
+        "plotly": plotly_js(),
         "config": script_text(to_json(CONFIG)),
     }
     parts["figures"] = "\n".join(
@@ -130,36 +145,21 @@ def _verdict(scores: Scores) -> str:
     return plain
 
 
-def _detectors(scores: Scores, figures: dict[str, go.Figure]) -> str:
-    """The tabs, and a panel a detector: what it measures, its heatmap and its best heads."""
-    if not scores:
-        return '<p class="note">This run holds no head scores.</p>'
-    tabs, panels = [], []
-    for index, (name, held) in enumerate(scores.items()):
-        chosen = 'aria-selected="true" tabindex="0"' if index == 0 else 'aria-selected="false" tabindex="-1"'
-        swatch = f'<span class="swatch" style="background:{theme.detector_color(name)}"></span>'
-        tabs.append(
-            f'<button role="tab" id="tab-{index}" aria-controls="panel-{index}" {chosen}>'
-            f"{swatch}{html_text(name, 40)}</button>"
-        )
-        # On a small model ten outlines would leave little outside.
-        top_k = min(10, max(1, held.n_layers * held.n_heads // 4))
-        figure = figures[f"heatmap-{index}"] = heatmap(held, title="", top_k=top_k)
-        panels.append(
-            f'<div role="tabpanel" id="panel-{index}" aria-labelledby="tab-{index}"><h3>{html_text(name, 40)}</h3>'
-            f"<p>{_MEANINGS.get(held.detector, '')} {_counted(held)}</p>"
-            f'<div class="row"><figure>{plot(f"heatmap-{index}", _heatmap_summary(name, held))}'
-            f"<figcaption>{_heatmap_caption(held, len(figure.layout.shapes))}</figcaption></figure>"
-            f"{tables.top_heads(held)}</div></div>"
-        )
-    return f'<div role="tablist" aria-label="Detector">{"".join(tabs)}</div>{"".join(panels)}'
+def _best_heads(scores: Scores) -> str:
+    """What each detector measures, and its best heads: what the explorer shows, as text."""
+    parts = [
+        f"<section><h3>{html_text(name, 60)}</h3><p>{_MEANINGS.get(held.detector, '')} {_counted(held)}</p>"
+        f"{tables.top_heads(held)}</section>"
+        for name, held in scores.items()
+    ]
+    return "".join(parts) or '<p class="note">This run holds no head scores.</p>'
 
 
-def _heatmap_caption(held: HeadScores, n_outlined: int) -> str:
-    notes = [f"Outlined: the top {n_outlined}."] if n_outlined else []
-    if not np.isfinite(held.mean).all():
-        notes.append("Crosses: heads without a score; point at one for the reason.")
-    return " ".join(notes)
+def _explorer(
+    scores: Scores, sweeps: Mapping[str, Sweep], late: LateLayers | None, effects: Mapping[str, Effects]
+) -> str:
+    """The data of the explorer; null for a run without head scores."""
+    return to_json(payload(scores, sweeps=sweeps, late=late, effects=effects) if scores else None)
 
 
 def _counted(held: HeadScores) -> str:
@@ -177,10 +177,15 @@ def _comparison(scores: Scores, figures: dict[str, go.Figure]) -> str:
         return ""
     figures["profile"] = untitled(layer_profile(scores))
     profile = plot("profile", _profile_summary(scores))
+    spread = [name for name in SPREAD if name in scores] or list(scores)[:1]
+    figures["distribution"] = untitled(layer_distribution(scores, detectors=spread))
+    distribution = plot("distribution", f"Scores of all heads by layer, as violins: {', '.join(spread)}.")
     sections = [
         '<section id="layers"><h2>Where in the model</h2><p>Share of the positive score mass that each layer holds. '
         "The band is the 95&nbsp;% bootstrap over trials (for random: over seeds), the diamond the centre of mass "
-        f"from 0 (first layer) to 1 (last).</p><figure>{profile}</figure></section>"
+        f"from 0 (first layer) to 1 (last).</p><figure>{profile}</figure>"
+        f"<h3>Head by head</h3><figure>{distribution}<figcaption>A click on a point shows the head in the explorer."
+        "</figcaption></figure></section>"
     ]
     if len(scores) > 1:
         figures["agreement"] = untitled(agreement(scores))
@@ -191,12 +196,6 @@ def _comparison(scores: Scores, figures: dict[str, go.Figure]) -> str:
             f"<figure>{plot('agreement', summary)}</figure></section>"
         )
     return "".join(sections)
-
-
-def _heatmap_summary(name: str, held: HeadScores) -> str:
-    best = ", ".join(f"L{layer}H{head} ({number(held.mean[layer, head])})" for layer, head in held.ranking()[:3])
-    size = f"{held.n_layers} layers by {held.n_heads} heads"
-    return f"Heatmap of {clean(name, 40)} scores, {size}. Highest: {best or 'none'}."
 
 
 def _profile_summary(scores: Scores) -> str:

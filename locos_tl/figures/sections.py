@@ -44,11 +44,20 @@ def untitled(figure: go.Figure) -> go.Figure:
 # --- ablation -------------------------------------------------------------------------------------
 
 
-def ablation_section(sweeps: Sweep | Mapping[str, Sweep] | None, figures: Figures) -> str:
-    """Figure and table of each sweep; nothing without one."""
+def by_name(sweeps: Sweep | Mapping[str, Sweep] | None) -> dict[str, Sweep]:
+    """Sweeps by name; one alone has the name "".
+
+    Raises:
+        ValueError: for anything else.
+    """
     if not isinstance(sweeps, Sweep | Mapping | None):
         raise ValueError(f"sweeps must be one Sweep, or several by name {{name: sweep}}, got {type(sweeps).__name__}")
-    held = {"": sweeps} if isinstance(sweeps, Sweep) else dict(sweeps or {})
+    return {"": sweeps} if isinstance(sweeps, Sweep) else dict(sweeps or {})
+
+
+def ablation_section(sweeps: Sweep | Mapping[str, Sweep] | None, figures: Figures) -> str:
+    """Figure and table of each sweep; nothing without one."""
+    held = by_name(sweeps)
     if not held:
         return ""
     parts = [_one_sweep(index, name, one, figures) for index, (name, one) in enumerate(held.items())]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from .text import label_text
+from .text import clean, label_text
 
 if TYPE_CHECKING:
     from ..results.head_scores import HeadScores
@@ -40,6 +40,7 @@ DETECTOR_COLORS = {
     "attribution": "#d4a72c",
     "baseline": "#59636e",
 }
+VARIANT_DASHES = {"paper": "longdash", "folded": "dash", "exact": "dashdot"}
 _OTHER_COLORS = ("#b8860b", "#4b8b3b", "#a0522d", "#5f6caf", "#2f8f9d", "#b5527a")
 
 # From zero outwards. Blue is positive and red negative, as in TransformerLens; ColorBrewer's RdBu is
@@ -83,28 +84,46 @@ TEMPLATE = go.layout.Template(
 def detector_color(name: str) -> str:
     """The detector's colour in every figure; a detector of your own gets one by its name.
 
-    The worst heads of a detector ("bottom-locos") have its colour too: `line_dash` tells them apart.
+    The worst heads of a detector ("bottom-locos") and its other variants ("locos_exact") have its colour too:
+    `line_dash` tells them apart.
     """
-    name = name.removeprefix("bottom-")
+    name = _plain(name.removeprefix("bottom-"))
     return DETECTOR_COLORS.get(name) or _OTHER_COLORS[zlib.crc32(name.encode("utf-8", "replace")) % len(_OTHER_COLORS)]
+
+
+def _plain(name: str) -> str:
+    """The detector of a variant."""
+    base, _, variant = name.rpartition("_")
+    return base if variant in VARIANT_DASHES and base else name
 
 
 def line_dash(name: str) -> str:
     """How a method's line is drawn, so that colour is never the only difference between two."""
     if name.startswith("bottom-"):
         return "dot"
+    if _plain(name) != name:
+        return VARIANT_DASHES[name.rpartition("_")[2]]
     return {"random": "dash", "baseline": "dash", "attribution": "dash", "direct": "dashdot", "indirect": "dot"}.get(
         name, "solid"
     )
 
 
-def method_label(name: str, limit: int | None = 30) -> str:
+EFFECTS = ("total", "direct", "indirect", "attribution")
+"""Names of the maps that patching makes."""
+
+
+def method_name(name: str, limit: int | None = 30) -> str:
     """A method's name for a reader: effects are called effects, and the worst heads of a detector so."""
     if name in ("total", "direct", "indirect"):
         return f"{name} effect"
     if name.startswith("bottom-"):
-        return f"{label_text(name.removeprefix('bottom-'), limit)}, worst heads"
-    return {"attribution": "attribution estimate", "random": "random heads"}.get(name) or label_text(name, limit)
+        return f"{clean(name.removeprefix('bottom-'), limit)}, worst heads"
+    return {"attribution": "attribution estimate", "random": "random heads"}.get(name) or clean(name, limit)
+
+
+def method_label(name: str, limit: int | None = 30) -> str:
+    """`method_name` for plotly."""
+    return label_text(method_name(name, limit), None)
 
 
 METRIC_LABELS = {
@@ -118,9 +137,22 @@ METRIC_LABELS = {
 }
 
 
-def metric_label(name: str) -> str:
+def metric_name(name: str) -> str:
     """A metric's name for a reader."""
-    return METRIC_LABELS.get(name) or label_text(name)
+    return METRIC_LABELS.get(name) or clean(name, 40)
+
+
+def metric_label(name: str) -> str:
+    """`metric_name` for plotly."""
+    return label_text(metric_name(name), None)
+
+
+def palette() -> dict[str, dict[str, object]]:
+    """Colours of a light and a dark page for the explorer, which draws its own scales."""
+    return {
+        "light": {**_LIGHT, "outline": OUTLINE, "ink": INK, "card": "#ffffff", "line": "#d8dee4"},
+        "dark": {**_DARK, "outline": OUTLINE, "ink": "#e6e9ee", "card": "#1d2127", "line": "#343b45"},
+    }
 
 
 def translucent(color: str, alpha: float) -> str:

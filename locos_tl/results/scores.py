@@ -8,8 +8,10 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..choices import did_you_mean
 from .files import FORMAT, ResultFileError, check_format, read_json, read_jsonl, write_json, write_jsonl
 from .head_scores import HeadScores
+from .reading import READINGS, HeadReading
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,15 +110,20 @@ def _plain_names(names: Iterable[Any], where: Path) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Scores(Mapping[str, HeadScores]):
-    """Head scores by detector (``scores["locos"]``), the outcome of every trial, and provenance."""
+    """Head scores by detector (``scores["locos"]``), the outcome of every trial, and provenance.
+
+    ``readings`` holds a few passed trials token by token, for looking at single heads.
+    """
 
     heads: Mapping[str, HeadScores]
     outcomes: tuple[TrialOutcome, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    readings: tuple[HeadReading, ...] = ()
 
     def __getitem__(self, detector: str) -> HeadScores:
         if detector not in self.heads:
-            raise KeyError(f"no detector {detector!r} in this run; there are: {', '.join(self.heads)}")
+            hint = did_you_mean(detector, self.heads)
+            raise KeyError(f"no detector {detector!r} in this run{hint}; there are: {', '.join(self.heads)}")
         return self.heads[detector]
 
     def __iter__(self) -> Iterator[str]:
@@ -158,8 +165,28 @@ class Scores(Mapping[str, HeadScores]):
         model = self.provenance.get("model", {}).get("name", "?")
         return f"Scores({', '.join(self.heads)}; {self.passed} of {self.total} trials passed; model {model!r})"
 
+    def _repr_html_(self) -> str:
+        from .. import html
+
+        rows = [
+            {
+                "detector": name,
+                "best heads": ", ".join(f"L{layer}H{head}" for layer, head in held.ranking()[:5]),
+                "best score": float(held.mean[held.ranking()[0]]) if held.ranking() else None,
+                "trials": held.n_trials,
+                "split-half": held.split_half(),
+            }
+            for name, held in self.items()
+        ]
+        model = self.provenance.get("model", {})
+        told = model.get("name", "?") if isinstance(model, Mapping) else model
+        rate = f" ({self.pass_rate:.0%})" if self.total else ""
+        about = html.line(f"model {told}", "split-half: rank correlation of two halves of the trials")
+        title = f"Scores: {self.passed} of {self.total} trials passed{rate}"
+        return html.card(title, about, html.table(rows))
+
     def save(self, folder: str | Path) -> Path:
-        """Write run.json, outcomes.jsonl and scores/<detector>.safetensors into a folder.
+        """Write run.json, outcomes.jsonl, scores/<detector>.safetensors and readings/<number>.safetensors.
 
         Raises:
             ResultFileError: for a detector whose name cannot be a file name.
@@ -170,6 +197,8 @@ class Scores(Mapping[str, HeadScores]):
         write_jsonl(folder / "outcomes.jsonl", (o.to_dict() for o in self.outcomes))
         for name, scores in self.items():
             scores.save(folder / "scores" / f"{name}.safetensors")
+        for index, reading in enumerate(self.readings):
+            reading.save(folder / READINGS / f"{index:03d}.safetensors")
         # Last, so that a folder with a complete run.json holds everything it names.
         write_json(
             folder / "run.json",
@@ -180,6 +209,7 @@ class Scores(Mapping[str, HeadScores]):
                 "holds": {name: held.detector for name, held in self.items()},
                 "passed": self.passed,
                 "total": self.total,
+                "readings": len(self.readings),
                 "provenance": self.provenance,
             },
         )
@@ -212,13 +242,20 @@ class Scores(Mapping[str, HeadScores]):
         for name, held in heads.items():
             if held.detector != holds.get(name, held.detector):
                 raise ResultFileError(f"{folder}/scores/{name}.safetensors: holds the scores of {held.detector!r}")
-        scores = cls(heads, _read_outcomes(folder / "outcomes.jsonl"), provenance)
+        scores = cls(heads, _read_outcomes(folder / "outcomes.jsonl"), provenance, _read_readings(folder, run))
         if (scores.passed, scores.total) != (run.get("passed"), run.get("total")):
             raise ResultFileError(
                 f"{folder}: {scores.passed} of {scores.total} outcomes passed, "
                 f"run.json has {run.get('passed')} of {run.get('total')}"
             )
         return scores
+
+
+def _read_readings(folder: Path, run: Mapping[str, Any]) -> tuple[HeadReading, ...]:
+    count = run.get("readings", 0)
+    if type(count) is not int or not 0 <= count < 1000:
+        raise ResultFileError(f"{folder}/run.json: the number of readings must be a small whole number, got {count!r}")
+    return tuple(HeadReading.load(folder / READINGS / f"{index:03d}.safetensors") for index in range(count))
 
 
 def _read_outcomes(path: Path) -> tuple[TrialOutcome, ...]:

@@ -109,8 +109,8 @@ def measure(
     generated_ids: Sequence[int],
     answer_steps: Sequence[int],
     reads: frozenset[str],
-    variant: str = "paper",
-) -> Measurement:
+    variants: Sequence[str] = ("paper",),
+) -> dict[str, Measurement]:
     """Run the hooked segment and reduce every layer as it passes.
 
     Args:
@@ -118,8 +118,11 @@ def measure(
         generated_ids: tokens decoded or given.
         answer_steps: which of them are the answer.
         reads: what to measure, a subset of `READS`.
-        variant: direction of u for phi: "paper" (raw), "folded" (times the final norm's gain) or "exact"
+        variants: directions of u for phi: "paper" (raw), "folded" (times the final norm's gain) and "exact"
             (through the frozen final norm and, where there is one, the frozen post-attention norm).
+
+    Returns:
+        A measurement a variant; they differ in phi alone.
 
     Raises:
         FloatingPointError: when a measured value is not finite.
@@ -128,9 +131,9 @@ def measure(
     ids = (*trial.prompt_ids, *generated_ids)
     # The query that produces generated token t is the token before it; the last one queries nothing.
     segment = ids[start:-1] if generated_ids else ids[start:]
-    reader = _Reader(model, trial, start, len(segment), ids, tuple(answer_steps), reads, variant)
+    reader = _Reader(model, trial, start, len(segment), ids, tuple(answer_steps), reads, variants)
     model.segment(segment, cache, reader.read, reader.hooks(), last_only=True)
-    return reader.result()
+    return reader.results()
 
 
 class _Reader:
@@ -145,18 +148,20 @@ class _Reader:
         ids: tuple[int, ...],
         answer_steps: tuple[int, ...],
         reads: frozenset[str],
-        variant: str,
+        variants: Sequence[str],
     ) -> None:
         self.needle_span = trial.require_needle()
         self.model, self.trial, self.start, self.ids, self.reads = model, trial, start, ids, reads
-        self.answer_steps, self.variant, self.exact = answer_steps, variant, variant == "exact"
+        self.answer_steps, self.variants = answer_steps, tuple(variants)
         n = trial.n_tokens
         self.rows = [n - 1 + step - start for step in answer_steps]
         self.step_rows = slice(n - 1 - start, n_segment)
         self.window_rows = slice(max(0, n - WINDOW - start), n - start)
         self.n_keys = torch.tensor([float(n + step) for step in answer_steps])
         targets = [ids[n + step] for step in answer_steps]
-        self.directions = target_directions(model, targets, variant) if "phi" in reads and targets else None
+        self.directions = {
+            variant: target_directions(model, targets, variant) for variant in variants if "phi" in reads and targets
+        }
         self.found: dict[str, list[Tensor]] = {}
         self.post_scales: dict[int, Tensor] = {}
         self.final_scale: Tensor | None = None
@@ -164,7 +169,7 @@ class _Reader:
     # --- hooks for the frozen norms of `exact` ---------------------------------------------------
 
     def hooks(self) -> list[tuple[str, Any]]:
-        if not self.exact or self.directions is None:
+        if "exact" not in self.directions:
             return []
         return exact_hooks(self.model, self.rows, self.post_scales.__setitem__, self._keep_final)
 
@@ -175,10 +180,10 @@ class _Reader:
 
     def read(self, layer: LayerRead) -> None:
         start, end = (max(0, edge - layer.first_key) for edge in self.needle_span)
-        if "phi" in self.reads and self.directions is not None:
-            Wu = layer_directions(self.model, layer, self.directions, self.variant)
+        for variant, directions in self.directions.items():
+            Wu = layer_directions(self.model, layer, directions, variant)
             phi = contributions(layer.pattern[:, self.rows], layer.values, Wu)
-            self._keep_sums("phi", phi, start, end)
+            self._keep_sums(f"{variant}:phi", phi, start, end)
         if "attention" in self.reads and self.rows:
             self._keep_sums("alpha", layer.pattern[:, self.rows].float(), start, end)
         steps = layer.pattern[:, self.step_rows]
@@ -201,18 +206,25 @@ class _Reader:
 
     # --- the whole -------------------------------------------------------------------------------
 
-    def result(self) -> Measurement:
+    def results(self) -> dict[str, Measurement]:
         stacked: dict[str, Any] = {name: torch.stack(layers) for name, layers in self.found.items()}
-        if self.exact and "phi_needle" in stacked:
-            scale = exact_scale(self.model.n_layers, self.post_scales, self.final_scale)[:, None, :]
-            for name in ("phi_needle", "phi_off"):
-                stacked[name] = stacked[name] / scale
         for name, values in stacked.items():
+            if name.startswith("exact:"):
+                values /= exact_scale(self.model.n_layers, self.post_scales, self.final_scale)[:, None, :]
             if not bool(torch.isfinite(values).all()):
                 raise FloatingPointError(
                     f"trial {self.trial.trial_id!r}: {name} is not finite on {self.model.info.name} "
                     f"(dtype {self.model.info.dtype}); load with dtype=torch.float32"
                 )
+        shared = {name: values for name, values in stacked.items() if ":" not in name}
+        return {
+            variant: self._measurement(
+                shared | {name: stacked.get(f"{variant}:{name}") for name in ("phi_needle", "phi_off")}
+            )
+            for variant in self.variants
+        }
+
+    def _measurement(self, found: dict[str, Any]) -> Measurement:
         n, end = self.trial.n_tokens, self.needle_span[1]
         first_step = self.answer_steps[0] if self.answer_steps else 0
         window_first = max(0, n - WINDOW)
@@ -227,7 +239,7 @@ class _Reader:
             n_keys=self.n_keys,
             seen=torch.tensor([_sees(w, n - 1 + first_step, end) for w in windows]),
             window_seen=torch.tensor([_sees(w, window_first, end) for w in windows]),
-            **stacked,
+            **found,
         )
 
 

@@ -1,13 +1,11 @@
 """How right is an answer? Text metrics from 0 to 1, each the best over all gold answers.
 
-| name | of the generated text | measures |
-|---|---|---|
-| ``rouge_l`` | all of it | ROUGE-L F-measure with stemming: the longest common subsequence of words |
-| ``contains`` | all of it | 1 if a gold answer occurs in it as whole words and numbers |
-| ``exact`` | the extracted answer | 1 if it is a gold answer, apart from case, spaces and outer punctuation |
-| ``em`` | the extracted answer | exact match as in SQuAD and MuSiQue: also without articles and punctuation |
-| ``f1`` | the extracted answer | F1 of the words they share, normalised like ``em`` |
-| ``subspan`` | all of it | 1 if a gold answer is a run of words in it, both normalised like ``em`` |
+- ``rouge_l`` (all of the generated text): ROUGE-L F-measure with stemming, the longest common subsequence of words
+- ``contains`` (all of it): 1 if a gold answer occurs in it as whole words and numbers
+- ``exact`` (the extracted answer): 1 if it is a gold answer, apart from case, spaces and outer punctuation
+- ``em`` (the extracted answer): exact match as in SQuAD and MuSiQue, also without articles and punctuation
+- ``f1`` (the extracted answer): F1 of the words they share, normalised like ``em``
+- ``subspan`` (all of it): 1 if a gold answer is a run of words in it, both normalised like ``em``
 
 They err differently. ``rouge_l`` punishes wordy right answers and rewards the question's words in wrong ones;
 ``contains`` and ``subspan`` accept the answer inside a denial. ``em``, ``f1`` and ``subspan`` follow the published

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..results.files import ResultFileError, read_arrays, write_arrays
+from ..results.reading import READINGS, HeadReading
 from ..results.scores import TrialOutcome
 from ..runs import RunFolder
 from ..trials.trial import Trial
@@ -38,6 +40,15 @@ class RecordStore(RunFolder):
             return TrialRecord(outcome, _named(arrays, "score/"), _named(arrays, "seen/"))
         except (KeyError, TypeError, ResultFileError) as error:
             raise ResultFileError(f"{path}: not a trial record ({error}); delete it and run again") from error
+
+    def readings(self) -> dict[tuple[str, tuple[int, ...]], HeadReading]:
+        """Readings of an earlier call by trial and tokens; one that cannot be read is made anew."""
+        found = {}
+        for path in sorted((self.folder / READINGS).glob("*.safetensors")):
+            with suppress(ResultFileError):
+                reading = HeadReading.load(path)
+                found[reading.trial_id, reading.ids] = reading
+        return found
 
     def write(self, trial: Trial, record: TrialRecord) -> None:
         """Keep the record of a finished trial."""

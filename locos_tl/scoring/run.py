@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from ..models.hooked import HookedModel
 from ..progress import progress_bar
 from ..results.files import plain
 from ..results.head_scores import HeadScores
+from ..results.reading import HeadReading
 from ..results.scores import Scores, TrialOutcome
 from ..runs import model_settings, prepare_trials, trials_settings
 from ..trials.trial import Trial, TrialGrid
 from .answers import GATE_THRESHOLD, answer_steps, decode_text, rouge1_recall, settled
 from .detectors import RANDOM_SEEDS, Detector, random_scores, resolve
 from .measure import TOP_KEYS, VARIANTS, WINDOW, decode_trial, measure, segment_start
+from .reading import read_heads
 from .records import RecordStore, TrialRecord
 
 log = logging.getLogger(__name__)
@@ -35,8 +37,16 @@ class Plan:
     """What to do with every trial."""
 
     detectors: tuple[Detector, ...]
-    variant: str
+    variants: tuple[str, ...]
     max_new_tokens: int
+
+    @property
+    def further(self) -> Iterator[tuple[str, Detector, str]]:
+        """Name, detector and variant of the scores beside those of the first variant."""
+        for variant in self.variants[1:]:
+            for detector in self.detectors:
+                if "phi" in detector.reads:
+                    yield f"{detector.name}_{variant}", detector, variant
 
     @property
     def reads(self) -> frozenset[str]:
@@ -55,10 +65,11 @@ def score_heads(
     model: HookedModel,
     trials: TrialGrid | Sequence[Trial] | Trial,
     detectors: str | Iterable[str] = "all",
-    variant: str = "paper",
+    variant: str | Sequence[str] = "paper",
     max_new_tokens: int = 50,
     *,
     out: str | Path | None = None,
+    examples: int = 3,
     progress: bool | None = None,
 ) -> Scores:
     """Score every attention head with every requested detector.
@@ -71,10 +82,13 @@ def score_heads(
             by teacher forcing, without decoding.
         detectors: names, or "all": locos, attention_spatial, dla, wu, contrastive, headkv, random.
         variant: "paper" (raw unembedding row, the released definition), "folded" or "exact"; applies to
-            locos and dla.
+            locos and dla. Of several, measured in the same pass, the first is "locos"; the others are named after
+            the variant: "locos_exact".
         max_new_tokens: decode limit (the paper: 50).
         out: new or empty folder; every trial is written there as it finishes, and the same call resumes.
             More trials may be added to those of a finished run.
+        examples: of so many passed trials, the first ones, also keep what every head reads and writes token by token
+            (`Scores.readings`), for the explorer and the report.
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
@@ -86,14 +100,15 @@ def score_heads(
         ValueError: for trials of another tokenizer, too long for the model, without a needle, or with repeated ids.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}; choose from {', '.join(VARIANTS)}")
+    variants = check_variants(variant)
     if not isinstance(model, HookedModel):
         raise ValueError(f"score_heads takes a loaded model, got {type(model).__name__}: load_model(...) first")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if examples < 0:
+        raise ValueError(f"examples must be 0 or more, got {examples}")
     chosen, with_random = resolve(detectors)
-    plan = Plan(tuple(chosen), variant, max_new_tokens)
+    plan = Plan(tuple(chosen), variants, max_new_tokens)
     ready = scorable(model, trials, plan)
     settings = run_settings(model, plan, with_random)
     with ExitStack() as stack:
@@ -102,11 +117,26 @@ def score_heads(
             store.claim(ready)
         records = _run_all(model, ready, plan, store, progress)
         scores = collect(model, ready, records, plan, settings, with_random)
+        scores = replace(scores, readings=_read_examples(model, ready, records, plan, examples, store))
         if store is not None:
             scores.save(store.folder)
     if not scores.passed and any(d.gated for d in plan.detectors):
         raise NoTrialPassed(_no_trial_passed(model, scores.outcomes))
     return scores
+
+
+def check_variants(variant: str | Sequence[str]) -> tuple[str, ...]:
+    """One variant or several as a tuple.
+
+    Raises:
+        ValueError: for an unknown one, one named twice, or none.
+    """
+    variants = (variant,) if isinstance(variant, str) else tuple(variant)
+    if unknown := [v for v in variants if v not in VARIANTS]:
+        raise ValueError(f"unknown variant {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
+    if not variants or len(set(variants)) < len(variants):
+        raise ValueError(f"variant must name one or several of {', '.join(VARIANTS)}, each once; got {variant!r}")
+    return variants
 
 
 def _run_all(
@@ -170,17 +200,44 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
         return TrialRecord(outcome)
     if cache is None:
         cache = model.fill(trial.prompt_ids[:start])
-    measured = measure(model, trial, cache, generated if passed else (), steps if passed else (), reads, plan.variant)
-    counting = [d for d in plan.detectors if passed or not d.gated]
-    scores = {d.name: d.score(measured).float().numpy() for d in counting}
+    by_variant = measure(
+        model, trial, cache, generated if passed else (), steps if passed else (), reads, plan.variants
+    )
+    first = by_variant[plan.variants[0]]
+    counting = {d.name: (d, first) for d in plan.detectors if passed or not d.gated}
+    counting |= {name: (d, by_variant[v]) for name, d, v in plan.further if passed or not d.gated}
+    scores = {name: d.score(measured).float().numpy() for name, (d, measured) in counting.items()}
     shape = (model.n_layers, model.n_heads)
     seen = {
-        d.name: np.broadcast_to(
-            (measured.window_seen if "window" in d.reads else measured.seen).numpy()[:, None], shape
-        )
-        for d in counting
+        name: np.broadcast_to((first.window_seen if "window" in d.reads else first.seen).numpy()[:, None], shape)
+        for name, (d, _) in counting.items()
     }
     return TrialRecord(outcome, scores, seen)
+
+
+def _read_examples(
+    model: HookedModel,
+    trials: Sequence[Trial],
+    records: Sequence[TrialRecord],
+    plan: Plan,
+    examples: int,
+    store: RecordStore | None,
+) -> tuple[HeadReading, ...]:
+    """Token by token readings of the first passed trials; those of an earlier call are taken as they are."""
+    passed = [(t, r.outcome) for t, r in zip(trials, records, strict=True) if r.outcome.passed][:examples]
+    known = {} if store is None else store.readings()
+    found = []
+    for trial, outcome in passed:
+        reading = known.get((trial.trial_id, trial.prompt_ids + outcome.generated_ids))
+        if reading is None or reading.variants != plan.variants:
+            reading = read_heads(
+                model,
+                trial.with_generation(outcome.generated_ids),
+                steps=outcome.answer_steps,
+                variant=plan.variants,
+            )
+        found.append(reading)
+    return tuple(found)
 
 
 def scorable(model: HookedModel, trials: TrialGrid | Sequence[Trial] | Trial, plan: Plan) -> list[Trial]:
@@ -201,7 +258,8 @@ def run_settings(model: HookedModel, plan: Plan, with_random: bool) -> dict[str,
     return model_settings(model) | {
         "scoring": {
             "detectors": [d.name for d in plan.detectors] + (["random"] if with_random else []),
-            "variant": plan.variant,
+            # One variant stays a plain word, as in runs of before there could be several.
+            "variant": plan.variants[0] if len(plan.variants) == 1 else list(plan.variants),
             "max_new_tokens": plan.max_new_tokens,
             "decoding": "greedy",
             "gate": {"metric": "ROUGE-1 recall x 100, stemmed", "above": GATE_THRESHOLD},
@@ -227,18 +285,20 @@ def collect(
         log.info("%d of %d trials passed the gate; only they count for gated detectors", n_passed, len(outcomes))
     provenance = settings | {"trials": trials_settings(trials) | {"passed": n_passed}}
     heads: dict[str, HeadScores] = {}
-    for detector in plan.detectors:
-        counted = [record for record in records if detector.name in record.scores]
+    first = plan.variants[0]
+    for name, detector, variant in [*((d.name, d, first) for d in plan.detectors), *plan.further]:
+        counted = [record for record in records if name in record.scores]
         if not counted:  # no trial passed: its answers are worth keeping, a ranking there is none
             continue
-        heads[detector.name] = HeadScores(
+        about = {"gated": detector.gated, "units": _units(detector, variant)}
+        heads[name] = HeadScores(
             detector=detector.name,
-            per_trial=np.stack([record.scores[detector.name] for record in counted]),
+            per_trial=np.stack([record.scores[name] for record in counted]),
             trial_ids=tuple(record.outcome.trial_id for record in counted),
             n_total=len(records),
             n_key_value_heads=model.n_key_value_heads,
-            seen=np.stack([record.seen[detector.name] for record in counted]),
-            provenance=provenance | {"detector": {"gated": detector.gated, "units": _units(detector, plan.variant)}},
+            seen=np.stack([record.seen[name] for record in counted]),
+            provenance=provenance | {"detector": about | ({"variant": variant} if "phi" in detector.reads else {})},
         )
     if with_random:
         heads["random"] = HeadScores(

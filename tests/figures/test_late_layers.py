@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from locos_tl.figures import late_layers, locos_against_total, theme
-from locos_tl.figures.late_layers import _label_places, _Stretch
+from locos_tl.figures.late_layers import _label_places
+from locos_tl.figures.stretch import Stretch
 from locos_tl.results.late_layers import late_layers as compute
 from tests.results.conftest import random_scores
 
@@ -75,13 +76,13 @@ def test_small_results_are_drawn_too():
 
 def test_the_stretched_axis_keeps_order_and_sign():
     values = np.array([-0.5, 0.0, 0.001, 2.0, 40.0])
-    axis = _Stretch(values)
+    axis = Stretch(values)
     assert (np.diff(axis(values)) > 0).all()
     assert axis(np.zeros(1))[0] == 0
     settings = axis.axis("x")
     assert "0" in settings["ticktext"]
     assert settings["ticktext"][-1] == "30"
-    assert _Stretch(np.zeros(3)).axis("x")["ticktext"] == ["0"]
+    assert Stretch(np.zeros(3)).axis("x")["ticktext"] == ["0"]
 
 
 def test_labels_do_not_cover_each_other():
