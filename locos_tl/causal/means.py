@@ -48,6 +48,29 @@ class HeadMeans:
     seed: int = 42
     interventions: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        layers, heads, width = next(iter(self.mean.values())).shape
+        return (
+            f"HeadMeans({', '.join(self.mean)}; {layers} layers x {heads} heads x {width}; "
+            f"{self.n_tokens} positions of {len(self.prompts)} prompts)"
+        )
+
+    def _repr_html_(self) -> str:
+        from .. import html
+
+        rows = [
+            {
+                "site": at,
+                "layer x head x d_head": " x ".join(map(str, mean.shape)),
+                "norm of the means": float(mean.norm(dim=-1).mean()),
+                "kept samples": len(self.sample[at]),
+            }
+            for at, mean in self.mean.items()
+        ]
+        prompts = f"{self.n_tokens} positions of {len(self.prompts)} prompts"
+        about = html.line(prompts, f"weights {self.weights}", f"seed {self.seed}", *self.interventions)
+        return html.card("Means of heads, for ablation", about, html.table(rows))
+
     def digest(self) -> str:
         """Short hash of what made the means; the same on every machine, as their last bits are not."""
         n_samples = {at: len(bank) for at, bank in sorted(self.sample.items())}

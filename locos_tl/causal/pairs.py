@@ -61,6 +61,29 @@ class PromptPair:
                     f"(at {self.differing[0]}), so patching it could change nothing"
                 )
 
+    def __repr__(self) -> str:
+        return (
+            f"PromptPair({self.pair_id!r}, {len(self.clean_ids)} tokens, {len(self.differing)} of them differ, "
+            f"answer at {self.answer_span[0]}:{self.answer_span[1]})"
+        )
+
+    def _repr_html_(self) -> str:
+        from .. import html
+
+        def span(edges: tuple[int, int] | None) -> str:
+            return "" if edges is None else f"{edges[0]} to {edges[1] - 1}"
+
+        about = {
+            "tokens": len(self.clean_ids),
+            "that differ": f"{len(self.differing)}, first at {self.first_difference}" if self.differing else "none",
+            "needle positions": span(self.needle_span),
+            "answer positions": span(self.answer_span),
+            "counterfactual": "the corrupt run's best other token"
+            if self.counterfactual is None
+            else f"token {self.counterfactual}",
+        }
+        return html.card(f"PromptPair {self.pair_id}", html.pairs(about))
+
     @property
     def differing(self) -> tuple[int, ...]:
         """Positions at which the prompts differ."""

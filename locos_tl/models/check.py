@@ -48,6 +48,30 @@ class CheckReport:
     def __bool__(self) -> bool:
         return self.passed
 
+    def __repr__(self) -> str:
+        failed = [row.name for row in self.rows if row.passed is False]
+        told = f"FAILED: {'; '.join(failed)}" if failed else f"{len(self.rows)} checks, none failed"
+        return f"CheckReport({self.model!r}, {told})"
+
+    def _repr_html_(self) -> str:
+        from .. import html
+
+        return html.card(f"Check of {self.model}: {'all checks pass' if self else 'FAILED'}", html.table(self.table()))
+
+    def table(self) -> list[dict[str, str]]:
+        """The rows as a reader wants them: pass, FAIL or n/a, the error, what was allowed, and why where it matters."""
+        words = {True: "pass", False: "FAIL", None: "n/a"}
+        return [
+            {
+                "check": row.name,
+                "result": words[row.passed],
+                "error": "" if row.error is None else f"{row.error:.1e}",
+                "allowed": "" if row.tolerance is None else f"{row.tolerance:.0e}",
+                "note": row.note if row.passed is not True else "",
+            }
+            for row in self.rows
+        ]
+
     def to_dicts(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.rows]
 

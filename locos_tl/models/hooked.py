@@ -140,6 +140,24 @@ class HookedModel:
             f"({g.n_key_value_heads} KV), d_head {g.d_head}, {self.info.backend}, {self.info.prefill} prefill)"
         )
 
+    def _repr_html_(self) -> str:
+        from .. import html
+
+        g, info = self.geometry, self.info
+        shared = "" if g.group_size == 1 else f" ({g.n_key_value_heads} KV heads, {g.group_size} query heads on each)"
+        about = {
+            "layers x heads": f"{g.n_layers} x {g.n_heads}{shared}",
+            "sizes": f"d_model {g.d_model}, d_head {g.d_head}, vocabulary {g.d_vocab}",
+            "context": "no limit in the config" if g.n_ctx is None else f"{g.n_ctx} tokens",
+            "windows": window_text(g),
+            "weights": f"{info.dtype} on {self.device}",
+            "backend": f"{info.backend}, {info.prefill} prefill",
+            "processing": ", ".join(name for name, done in info.processing.items() if done),
+            "revision": (info.revision or "")[:16],
+            "interventions": ", ".join(self.interventions),
+        }
+        return html.card(info.name, html.pairs(about))
+
     # --- weights --------------------------------------------------------------------------------
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
@@ -384,6 +402,13 @@ class HookedModel:
         from .check import check_model
 
         return check_model(self, quick=quick)
+
+
+def window_text(geometry: Geometry) -> str:
+    """Which layers see how far back: "512 tokens in 5 of 6 layers"; nothing where all see everything."""
+    sizes = sorted({window for window in geometry.windows if window is not None})
+    told = [f"{size} tokens in {geometry.windows.count(size)} of {geometry.n_layers} layers" for size in sizes]
+    return ", ".join(told)
 
 
 def _stop_ids(backend: Any, fused: FusedView | None, tokenizer: Any) -> frozenset[int]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
+from weakref import WeakValueDictionary
 
 from .haystack import Haystack, encode_all, encode_start
 from .trial import Trial
@@ -301,7 +302,16 @@ def fingerprint(tokenizer: Any) -> str:
         text = text[max(0, text.find('"added_tokens"')) :]  # what stands before is the padding of the last call
         known = hashlib.sha256(text.encode()).hexdigest()[:16]
         tokenizer._locos_tl_fingerprint = (len(tokenizer), known)
+    _seen[known] = tokenizer
     return known
+
+
+_seen: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def known_tokenizer(fingerprint: str) -> Any:
+    """The tokenizer of a fingerprint, where this process has seen it and still holds it; only for showing text."""
+    return _seen.get(fingerprint)
 
 
 def template_hash(tokenizer: Any, template: PromptTemplate) -> str:

@@ -124,6 +124,17 @@ class Trial:
             **about,
         )
 
+    def __repr__(self) -> str:
+        about = ", ".join(part for part in (self.kind, repr(self.question) if self.question else "") if part)
+        needle = "no needle" if self.needle_span is None else f"needle at {self.needle_span[0]}:{self.needle_span[1]}"
+        told = f"{self.n_tokens} tokens, {needle}, answer {self.answer!r}"
+        return f"Trial({self.trial_id!r}, {told}{', ' if about else ''}{about})"
+
+    def _repr_html_(self) -> str:
+        from .show import trial_card
+
+        return trial_card(self)
+
     @property
     def n_tokens(self) -> int:
         """Length of the whole prompt."""
@@ -271,6 +282,11 @@ class TrialGrid(_Trials):
     def __repr__(self) -> str:
         bound = "not yet bound to a model" if self._tokenizer is None else f"{type(self._tokenizer).__name__}"
         return f"TrialGrid({len(self)} trials, {bound})"
+
+    def _repr_html_(self) -> str:
+        from .show import grid_card
+
+        return grid_card(self)
 
 
 def _span(values: Any, name: str) -> tuple[int, int]:
