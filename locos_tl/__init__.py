@@ -46,6 +46,8 @@ _HOME = {
     "Scores": "results.scores",
     "TrialOutcome": "results.scores",
     "Sweep": "results.sweep",
+    "Comparison": "results.comparison",
+    "compare": "results.comparison",
     "Dissociation": "results.dissociation",
     "dissociation": "results.dissociation",
     "Effects": "results.effects",
@@ -54,6 +56,7 @@ _HOME = {
 }
 _ROOMS = ("models", "trials", "scoring", "causal", "results", "figures")
 __all__ = [
+    "Comparison",
     "Dissociation",
     "Effects",
     "HeadMeans",
@@ -76,6 +79,7 @@ __all__ = [
     "attribution_patching",
     "calibrate_means",
     "causal",
+    "compare",
     "corrupt",
     "direct_effects",
     "dissociation",
@@ -116,6 +120,7 @@ if TYPE_CHECKING:
     from .figures.explorer import explore
     from .models.hooked import HookedModel
     from .models.load import load_model
+    from .results.comparison import Comparison, compare
     from .results.dissociation import Dissociation, dissociation
     from .results.effects import Effects
     from .results.files import ResultFileError

@@ -24,15 +24,6 @@ def tiny_model():
     """Loads a tiny model of a family, once per family."""
     from functools import cache
 
-    from locos_tl import load_model
-    from tests import tiny
+    from locos_tl.models import tiny
 
-    @cache
-    def load(family: str):
-        with torch.inference_mode(False):  # a test may run under it, and the model is shared
-            return _load(family)
-
-    def _load(family: str):
-        return load_model(tiny.hf_model(family), tokenizer=tiny.tokenizer())
-
-    return load
+    return cache(tiny.load)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..choices import did_you_mean
 from ..models.hooked import HookedModel
 from ..models.stack import Edit, hooked_stack, plain_stack
 from .heads import Head, as_heads, head_name
@@ -134,9 +135,9 @@ def _told(state: Ablation, means: HeadMeans | None, seed: int) -> str:
 def check_kind(at: str, mode: str) -> None:
     """Refuse an unknown site or mode."""
     if at not in ABLATED:
-        raise ValueError(f"at must be one of {', '.join(ABLATED)}, got {at!r}")
+        raise ValueError(f"at must be one of {', '.join(ABLATED)}, got {at!r}{did_you_mean(at, ABLATED)}")
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}{did_you_mean(mode, MODES)}")
 
 
 def check_ablation(model: HookedModel, at: str, mode: str, means: HeadMeans | None) -> None:

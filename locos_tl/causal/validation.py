@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..choices import did_you_mean
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
 from ..results.effects import Effects
@@ -187,7 +188,7 @@ def check_options(kinds: Sequence[str], how: str, metric: str) -> None:
     """
     for what, value, known in (("how", how, WAYS), ("metric", metric, METRICS)):
         if value not in known:
-            raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
+            raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
     if isinstance(kinds, str) or not kinds or set(kinds) - set(MEASURES):
         raise ValueError(f"kinds must be some of {', '.join(MEASURES)}, got {kinds!r}")
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from . import app, options
+from . import app, names, options
+from .names import one_of, some_of
 from .options import (
     Depths,
     Device,
     Dtype,
     HaystackPath,
+    How,
     Json,
     Kinds,
     Lengths,
     MaxNewTokens,
     Model,
     N,
+    PatchMetric,
     Run,
+    ScoresFolder,
     Seed,
     SetPath,
     Top,
@@ -29,11 +32,6 @@ from .options import (
     words,
 )
 from .output import print_effects, print_late, print_sweep
-
-ScoresFolder = Annotated[Path, typer.Option("--scores", help="Folder of a finished scoring run: whose heads.")]
-How = Annotated[str, typer.Option(help="What replaces the needle: filler, or swap (another name and fact).")]
-Metric = Annotated[str, typer.Option(help="logit_diff or answer_logprob.")]
-TOTALS = ("total", "attribution")
 
 
 @app.command()
@@ -49,15 +47,27 @@ def ablate(
     seed: Seed = None,
     path: SetPath = None,
     haystack: HaystackPath = None,
-    methods: Annotated[str, typer.Option(help="Detectors whose heads to ablate, best first.")] = "locos",
+    methods: Annotated[
+        str,
+        typer.Option(help="Detectors whose heads to ablate, best first.", autocompletion=some_of(names.DETECTORS)),
+    ] = "locos",
     ks: Annotated[str, typer.Option(help="Numbers of heads.")] = "1,5,10,20,50",
-    controls: Annotated[str, typer.Option(help="random, bottom, both or '' for none.")] = "random,bottom",
-    metrics: Annotated[str, typer.Option(help="rouge_l, contains, exact, em, f1, subspan.")] = "rouge_l,contains",
-    at: Annotated[str, typer.Option(help="q (query) or z (head output).")] = "q",
-    mode: Annotated[str, typer.Option(help="mean, zero or resample.")] = "mean",
+    controls: Annotated[
+        str,
+        typer.Option(help="random, bottom, both or '' for none.", autocompletion=some_of(names.CONTROLS)),
+    ] = "random,bottom",
+    metrics: Annotated[
+        str, typer.Option(help=f"{', '.join(names.METRICS)}.", autocompletion=some_of(names.METRICS))
+    ] = "rouge_l,contains",
+    at: Annotated[str, typer.Option(help="q (query) or z (head output).", autocompletion=one_of(names.SITES))] = "q",
+    mode: Annotated[str, typer.Option(help="mean, zero or resample.", autocompletion=one_of(names.MODES))] = "mean",
     calibrate: Annotated[int, typer.Option(min=1, help="Prompts for the means.")] = 50,
     calibration: Annotated[
-        str, typer.Option(help="Set or .jsonl file whose prompts give the means; drawn by another seed.")
+        str,
+        typer.Option(
+            help="Set or .jsonl file whose prompts give the means; drawn by another seed.",
+            autocompletion=one_of(names.TRIAL_SETS),
+        ),
     ] = "nonliteral",
     calibration_seed: Annotated[
         int | None, typer.Option(help="Seed that draws these; default: one that is not the seed of the trials.")
@@ -73,6 +83,8 @@ def ablate(
     default of `score`. Every trial is written to --out as it finishes; the same command resumes.
 
     Example: locos-tl ablate smollm2-135m --scores runs/first --n 40 --ks 1,5,10,20 --out runs/ablated
+
+    Example: locos-tl ablate smollm2-135m --scores runs/first --at z --methods locos,wu --out runs/ablated-z
     """
     from ..results.scores import Scores
 
@@ -135,9 +147,11 @@ def patch(
     seed: Seed = None,
     path: SetPath = None,
     haystack: HaystackPath = None,
-    effects: Annotated[str, typer.Option(help="total, direct, attribution.")] = "total,direct",
+    effects: Annotated[
+        str, typer.Option(help="total, direct, attribution.", autocompletion=some_of(names.EFFECTS))
+    ] = "total,direct",
     how: How = "filler",
-    metric: Metric = "logit_diff",
+    metric: PatchMetric = "logit_diff",
     top: Top = 10,
     device: Device = None,
     dtype: Dtype = None,
@@ -148,6 +162,8 @@ def patch(
     Every trial is written to --out as it finishes; the same command resumes.
 
     Example: locos-tl patch smollm2-135m --n 5 --lengths 64 --out runs/patched
+
+    Example: locos-tl patch smollm2-135m --effects attribution --how swap --out runs/estimated
     """
     from ..causal.validation import check_options, patch_trials
 
@@ -168,10 +184,15 @@ def validate(
     out: Run,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Use only the first trials of the run.")] = None,
     total: Annotated[
-        str, typer.Option(help="total (every head patched) or attribution (a quick estimate of it).")
+        str,
+        typer.Option(
+            help="total (every head patched) or attribution (a quick estimate of it).",
+            autocompletion=one_of(names.TOTALS),
+            callback=options.known("--total", names.TOTALS),
+        ),
     ] = "total",
     how: How = "filler",
-    metric: Metric = "logit_diff",
+    metric: PatchMetric = "logit_diff",
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
@@ -187,8 +208,6 @@ def validate(
     from ..results.scores import Scores
     from ..trials.trial import read_trials
 
-    if total not in TOTALS:
-        raise ValueError(f"unknown --total {total!r}; choose from {', '.join(TOTALS)}")
     check_options((total,), how, metric)
     if out.resolve() == scores.resolve():
         raise ValueError(f"--out {out} is the folder of the scoring run (--scores): give the validation one of its own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,19 +21,11 @@ FEW_TRIALS = 20
 
 def print_scores(scores: Scores, top: int, as_json: bool) -> None:
     """The best heads of a run and how far to trust them."""
+    if as_json:
+        print_json(scores_json(scores, top))
+        return
     main_detector = "locos" if "locos" in scores else next(iter(scores))
     table = scores[main_detector].top(top)
-    if as_json:
-        print_json(
-            {
-                "passed": scores.passed,
-                "total": scores.total,
-                "provenance": scores.provenance,
-                "top": {name: heads.top(top).to_dict("records") for name, heads in scores.items()},
-                "split_half": {name: heads.split_half() for name, heads in scores.items()},
-            }
-        )
-        return
     typer.echo(f"{scores.passed} of {scores.total} trials passed the gate ({scores.pass_rate:.0%})")
     columns = ["rank", "layer", "head", "score", "ci_low", "ci_high", "kv_group"]
     rows = [
@@ -47,20 +40,20 @@ def print_scores(scores: Scores, top: int, as_json: bool) -> None:
         typer.echo(f"only {scores.passed} trial(s) passed: mind the intervals, ask for more with --n")
 
 
+def scores_json(scores: Scores, top: int) -> dict[str, Any]:
+    """What `score --json` prints."""
+    return {
+        "passed": scores.passed,
+        "total": scores.total,
+        "provenance": scores.provenance,
+        "top": {name: heads.top(top).to_dict("records") for name, heads in scores.items()},
+        "split_half": {name: heads.split_half() for name, heads in scores.items()},
+    }
+
+
 def print_check(report: CheckReport) -> None:
     """The table of `check`."""
-    words = {True: "pass", False: "FAIL", None: "n/a"}
-    rows = [
-        {
-            "check": row.name,
-            "result": words[row.passed],
-            "error": "" if row.error is None else f"{row.error:.1e}",
-            "allowed": "" if row.tolerance is None else f"{row.tolerance:.0e}",
-            "note": row.note if row.passed is not True else "",
-        }
-        for row in report.rows
-    ]
-    print_rows(rows, False, title=f"{report.model}: {'all checks pass' if report else 'FAILED'}")
+    print_rows(report.table(), False, title=f"{report.model}: {'all checks pass' if report else 'FAILED'}")
 
 
 def print_json(value: Any) -> None:
@@ -70,8 +63,16 @@ def print_json(value: Any) -> None:
     typer.echo(to_json(value))
 
 
-def print_rows(rows: Sequence[dict[str, Any]], as_json: bool, title: str = "") -> None:
-    """A rich table on a terminal, aligned plain text in a pipe, or JSON."""
+def print_path(key: str, path: Path, as_json: bool, **about: Any) -> None:
+    """Where something lies: the bare path, for `$(...)`, or JSON."""
+    if as_json:
+        print_json({key: str(path), **about})
+    else:
+        typer.echo(str(path))
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = "") -> None:
+    """A rich table on a terminal, aligned plain text in a pipe, or JSON. Numbers are aligned to the right."""
     if as_json:
         print_json(rows)
         return
@@ -81,28 +82,50 @@ def print_rows(rows: Sequence[dict[str, Any]], as_json: bool, title: str = "") -
 
     console = Console()
     columns = list(rows[0]) if rows else []
+    cells = [[_plain(row[column]) for column in columns] for row in rows]
+    right = [all(map(_is_number, values)) for values in zip(*cells, strict=True)]
     if console.is_terminal:
-        table = Table(title=title or None)
-        for column in columns:
-            table.add_column(column)
-        for row in rows:
-            table.add_row(*(Text(str(row[c])) for c in columns))
+        table = Table(title=Text(_plain(title)) if title else None)
+        for column, to_right in zip(columns, right, strict=True):
+            table.add_column(Text(column), justify="right" if to_right else "left")
+        for row in cells:
+            table.add_row(*map(Text, row))
         console.print(table)
         return
-    widths = [max(len(c), *(len(str(row[c])) for row in rows)) for c in columns]
-    for line in ([title] if title else []) + [
-        "  ".join(str(cell).ljust(w) for cell, w in zip(cells, widths, strict=True)).rstrip()
-        for cells in [columns, *([row[c] for c in columns] for row in rows)]
+    widths = [max(map(len, values)) for values in zip(columns, *cells, strict=True)]
+    for line in ([_plain(title)] if title else []) + [
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in ([columns, *cells] if columns else [])
     ]:
         typer.echo(line)
 
 
+def _plain(value: Any) -> str:
+    """Text on one line in which control characters are seen, not obeyed: names come from anywhere."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+
+
+def _is_number(cell: str) -> bool:
+    """True for a number, a share in percent, and what stands where there is none."""
+    text = cell.removesuffix("%").strip()
+    if text in ("", "-", "n/a"):
+        return True
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def print_sweep(sweep: Sweep, as_json: bool) -> None:
     """The curves of a sweep, one row per method and k."""
-    summary = sweep.summary()
     if as_json:
-        print_json({"summary": summary.to_dict("records"), "provenance": sweep.provenance})
+        print_json(sweep_json(sweep))
         return
+    summary = sweep.summary()
     for metric in sweep.metrics:
         of_metric = summary[summary["metric"] == metric]
         rows = [
@@ -118,6 +141,11 @@ def print_sweep(sweep: Sweep, as_json: bool) -> None:
         ]
         about = sweep.provenance.get("ablation", {})
         print_rows(rows, False, title=f"{metric} without these heads ({about.get('at')}, {about.get('mode')})")
+
+
+def sweep_json(sweep: Sweep) -> dict[str, Any]:
+    """What `ablate --json` prints."""
+    return {"summary": sweep.summary().to_dict("records"), "provenance": sweep.provenance}
 
 
 def print_effects(effects: Mapping[str, Effects], top: int, as_json: bool) -> None:
@@ -150,18 +178,11 @@ _LATE_COLUMNS = (
 
 def print_late(late: LateLayers, as_json: bool) -> None:
     """Statistics and verdict of a late-layer validation."""
+    if as_json:
+        print_json(late_json(late))
+        return
     frame = late.to_frame()
     missed = late.missed()
-    if as_json:
-        print_json(
-            {
-                "verdict": late.verdict,
-                "reason": late.reason,
-                "statistics": frame.to_dict("records"),
-                "missed": missed.to_dict("records"),
-            }
-        )
-        return
     rows = [
         {"method": row["method"]} | {name: write(row.get(column, math.nan)) for name, column, write in _LATE_COLUMNS}
         for row in frame.to_dict("records")
@@ -170,3 +191,13 @@ def print_late(late: LateLayers, as_json: bool) -> None:
     if len(missed):
         typer.echo(f"high {late.causal_name}, low {late.reference}: {', '.join(missed['head'])}")
     typer.echo(f"late-layer concentration: {late.verdict}. {late.reason}")
+
+
+def late_json(late: LateLayers) -> dict[str, Any]:
+    """What `validate --json` prints."""
+    return {
+        "verdict": late.verdict,
+        "reason": late.reason,
+        "statistics": late.to_frame().to_dict("records"),
+        "missed": late.missed().to_dict("records"),
+    }

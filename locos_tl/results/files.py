@@ -148,6 +148,32 @@ def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
             raise ResultFileError(f"{path}, line {number}: {error}") from error
 
 
+def read_table(path: Path) -> np.ndarray:
+    """A full table of finite numbers with tabs between them, [row, column].
+
+    Raises:
+        ResultFileError: naming the line that is not one.
+    """
+    try:
+        lines = [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise ResultFileError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultFileError(f"{path}: cannot be read ({error})") from error
+    rows: list[list[float]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = [_finite(cell) for cell in line.rstrip().split("\t")]
+        except ValueError as error:
+            raise ResultFileError(f"{path}, row {number}: {error}") from error
+        if any(value != value for value in row) or (rows and len(row) != len(rows[0])):
+            raise ResultFileError(f"{path}, row {number}: expected a full row of numbers with tabs between them")
+        rows.append(row)
+    if not rows:
+        raise ResultFileError(f"{path}: holds no numbers")
+    return np.array(rows)
+
+
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
     """Arrays and their JSON metadata in one safetensors file, so that they cannot be parted."""
     from safetensors.numpy import save

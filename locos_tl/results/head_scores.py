@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 
 from .. import html
 from . import statistics
-from .files import ResultFileError, read_json, read_result, to_json, usable, write_arrays, write_atomic
+from .files import ResultFileError, read_json, read_result, read_table, to_json, usable, write_arrays, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -317,6 +317,57 @@ class HeadScores:
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise ResultFileError(f"{where}: not a usable head list ({error})") from error
+
+    def to_kv_gates(self, path: str | Path | None = None) -> Float[Array, "layer kv_head"]:
+        """A gate from 0 to 1 for every key-value head, for caches that keep only some heads whole.
+
+        A key-value head matters as much as the best of the query heads that read it:
+
+            gate[l, g] = max over h in group g of max(score[l, h], 0) / the largest such value of all layers
+
+        Heads that cannot see the needle count as 0; without any positive score all gates are 0.
+
+        Args:
+            path: also write them there as DuoAttention publishes its gates (``full_attention_heads.tsv``): tabs, one
+                row a layer, one column a key-value head.
+        """
+        positive = np.nan_to_num(self.mean, nan=0.0).clip(min=0.0).astype(np.float64)
+        gates = statistics.by_kv_group(positive, self.n_key_value_heads, "max")
+        gates = gates / gates.max() if gates.max() > 0 else gates
+        if path is not None:
+            rows = ("\t".join(f"{gate:.8g}" for gate in row) + "\n" for row in gates)
+            write_atomic(Path(path), "".join(rows).encode())
+        return gates
+
+    @classmethod
+    def from_kv_gates(cls, path: str | Path, n_heads: int, detector: str = "kv-gates") -> HeadScores:
+        """Read a file of gates as `to_kv_gates` writes it; every query head gets the gate of its key-value head.
+
+        Args:
+            path: tab-separated numbers from 0 to 1, one row a layer.
+            n_heads: query heads a layer of the model.
+            detector: name of the scores.
+
+        Raises:
+            ResultFileError: for anything but a full table of such numbers, or one that does not fit ``n_heads``.
+        """
+        gates = read_table(Path(path))
+        if not ((gates >= 0) & (gates <= 1)).all():
+            raise ResultFileError(f"{path}: gates lie between 0 and 1, found {gates.min():.3g} to {gates.max():.3g}")
+        if n_heads < 1 or n_heads % gates.shape[1]:
+            raise ResultFileError(f"{path}: {gates.shape[1]} columns cannot be the KV heads of {n_heads} query heads")
+        return cls(
+            detector=detector,
+            per_trial=np.repeat(gates, n_heads // gates.shape[1], axis=1)[None].astype(np.float32),
+            trial_ids=("gates",),
+            n_total=1,
+            n_key_value_heads=gates.shape[1],
+            provenance={"imported_from": str(path)},
+        )
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write `to_frame` as CSV, without the index; what has no value is an empty cell."""
+        write_atomic(Path(path), self.to_frame().to_csv(index=False).encode())
 
     def require_fit(self, n_layers: int, n_heads: int) -> None:
         """Refuse to be used with a model of another size.

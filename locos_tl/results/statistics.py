@@ -182,9 +182,18 @@ def rank_agreement(
     return found | {f"overlap@{k}": overlap_at_k(first, second, k) for k in ks if k <= both.sum()}
 
 
-def by_kv_group(score: Float[Array, "... head"], n_key_value_heads: int) -> Float[Array, "... kv_head"]:
-    """Sum of query-head scores per key-value head (query head h reads KV head h // group)."""
+def by_kv_group(
+    score: Float[Array, "... head"], n_key_value_heads: int, how: str = "sum"
+) -> Float[Array, "... kv_head"]:
+    """Query-head scores put together per key-value head (query head h reads KV head h // group).
+
+    Args:
+        how: "sum" of the group, or its "max".
+    """
+    if how not in ("sum", "max"):
+        raise ValueError(f"how must be sum or max, got {how!r}")
     n_heads = score.shape[-1]
     if n_heads % n_key_value_heads:
         raise ValueError(f"{n_heads} query heads do not split into {n_key_value_heads} key-value heads")
-    return score.reshape(*score.shape[:-1], n_key_value_heads, n_heads // n_key_value_heads).sum(-1)
+    groups = score.reshape(*score.shape[:-1], n_key_value_heads, n_heads // n_key_value_heads)
+    return groups.sum(-1) if how == "sum" else groups.max(-1)
