@@ -25,6 +25,7 @@ import pandas as pd
 
 import locos_tl as lt
 
+pd.set_option("display.max_colwidth", 100)  # answers in full
 model = lt.load_model("smollm2-135m")
 
 # %% [markdown]
@@ -32,7 +33,7 @@ model = lt.load_model("smollm2-135m")
 #
 # A trial is a needle in a page of prose, and a question about its meaning. The grid is balanced over lengths,
 # places of the needle, needles and names. Eight short trials keep this notebook quick. **That is far too few for a
-# result**; the figures of [Findings](../docs/findings.md) rest on 87 answered trials.
+# result**; the figures of `docs/findings.md` rest on 87 answered trials.
 
 # %%
 trials = lt.load_trials("nonliteral", n=8, lengths=(64, 128), seed=42, tokenizer=model)

@@ -189,7 +189,7 @@ assert late.verdict == "undecided" or late.n_trials >= 10
 # %% [markdown]
 # The rule of the verdict was fixed before looking, and below ten trials it refuses to judge: this notebook runs on a
 # handful so as to be quick. With 60 trials and exact patching it says what
-# [Findings](../docs/findings.md#are-they-late-because-of-how-they-are-scored) reports.
+# `docs/findings.md` reports.
 #
 # What to read off the table, however many trials there are:
 #
