@@ -157,6 +157,8 @@ class RunFolder:
             lock.acquire()
         except Timeout:
             raise ResultFileError(f"{self.folder}: another run is writing there; give another folder") from None
+        except FileExistsError:
+            raise ResultFileError(f"{self.folder}: a file, where a folder for the run is expected") from None
         except OSError as error:
             raise ResultFileError(f"{self.folder}: cannot write there ({error.strerror or error})") from error
         try:

@@ -190,7 +190,9 @@ def check_options(kinds: Sequence[str], how: str, metric: str) -> None:
         if value not in known:
             raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
     if isinstance(kinds, str) or not kinds or set(kinds) - set(MEASURES):
-        raise ValueError(f"kinds must be some of {', '.join(MEASURES)}, got {kinds!r}")
+        strange = [] if isinstance(kinds, str) else [kind for kind in kinds if kind not in MEASURES]
+        hint = did_you_mean(strange[0], MEASURES) if strange else ""
+        raise ValueError(f"kinds must be some of {', '.join(MEASURES)}, got {kinds!r}{hint}")
 
 
 class _Folder(RunFolder):

@@ -35,7 +35,8 @@ def told(error: BaseException) -> str:
             f"out of memory{': ' + first[0] if first else ''}; try shorter contexts, --dtype bfloat16 or --device cpu"
         )
     if isinstance(error, OSError) and error.filename is not None and error.errno is not None:
-        return f"{error.filename}: {_CAUSES.get(error.errno) or error.strerror}"
+        place = error.filename2 or error.filename  # of two, the second is the one that was asked for
+        return f"{place}: {_CAUSES.get(error.errno) or error.strerror}"
     return str(error) or type(error).__name__
 
 

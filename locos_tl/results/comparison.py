@@ -116,8 +116,8 @@ class Comparison:
             scores = f"only one has {', '.join(lacking)}" if lacking and self.same_scores else "the scores differ"
             return f"different: {scores}, though every recorded setting is the same"
         first, more = self.differences[0], len(self.differences) - 1
-        scores = "the scores are the same" if self.same_scores else "different"
-        others = f" ({more} more differ)" if more else ""
+        scores = "different, though the scores are the same" if self.same_scores else "different"
+        others = f", and {more} more" if more else ""
         return f"{scores}: {first.setting} is {first.a} in A, {first.b} in B{others}"
 
     def table(self) -> list[dict[str, str]]:

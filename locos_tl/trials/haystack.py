@@ -121,6 +121,8 @@ def read_haystacks(paths: str | Path | Iterable[str | Path]) -> list[Haystack]:
     for path in found:
         try:
             text = path.read_text(encoding="utf-8-sig").strip()
+        except FileNotFoundError:
+            raise ValueError(f"haystack {path}: no such file or folder") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"haystack {path}: cannot be read as UTF-8 text ({error})") from error
         if not text:

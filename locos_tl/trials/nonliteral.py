@@ -13,6 +13,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import choices
 from ..results.files import ResultFileError, read_jsonl
 from .haystack import Haystack, bundled_haystack, read_haystacks
 from .needle import DEFAULT_TEMPLATE, PromptTemplate, Recipe, build
@@ -249,7 +250,7 @@ def _checked_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     if not kinds:
         raise ValueError(f"give at least one kind of {', '.join(KINDS)}")
     if unknown:
-        raise ValueError(f"unknown kind {', '.join(sorted(unknown))!r}; choose from {', '.join(KINDS)}")
+        raise ValueError(choices.unknown("kind", min(unknown), KINDS))
     return kinds
 
 

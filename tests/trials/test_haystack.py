@@ -147,7 +147,7 @@ def test_files_become_haystacks_in_order(tmp_path):
         (b" \n ", "empty"),
         (b"\xff\xfe\x00", "UTF-8"),
         (b"word " * 1000, "no place to go"),
-        (None, "cannot be read"),
+        (None, "no such file or folder"),
     ],
 )
 def test_unusable_files_are_named(tmp_path, data, message):
