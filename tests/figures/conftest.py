@@ -9,6 +9,7 @@ import pytest
 
 from locos_tl.results.head_scores import HeadScores
 from locos_tl.results.late_layers import LateLayers, late_layers
+from locos_tl.results.reading import HeadReading
 from locos_tl.results.scores import Scores, TrialOutcome
 from locos_tl.results.sweep import Sweep, SweepRow
 
@@ -195,3 +196,59 @@ def _make_late(
         draws = rng.normal(size=(n_trials, n_layers, n_heads))
         maps[name] = HeadScores(name, (mean * (1 + 0.5 * draws) + noise * draws).astype(np.float32), ids, n_trials, 3)
     return late_layers(maps, n_resamples=200, n_permutations=2000)
+
+
+@pytest.fixture(scope="session")
+def make_reading() -> Callable[..., HeadReading]:
+    """Builds a reading of one trial: the last layers write from the needle's first token, which is their peak."""
+    return _make_reading
+
+
+def _make_reading(
+    trial_id: str = "nonliteral-000",
+    n_layers: int = 30,
+    n_heads: int = 9,
+    n_keys: int = 120,
+    kept: Sequence[int] | None = None,
+    n_own: int = 0,
+    variants: Sequence[str] = ("paper", "exact"),
+    word: str = "word",
+    seed: int = 3,
+) -> HeadReading:
+    rng = np.random.default_rng(seed)
+    shared = np.arange(n_keys) if kept is None else np.asarray(kept)
+    cells, needle = (n_layers, n_heads), (40, 48)
+    attention = rng.dirichlet(np.full(len(shared), 0.2), cells).astype(np.float32)
+    phi = rng.normal(0, 0.05, (len(variants), *cells, len(shared))).astype(np.float32)
+    peak = int(np.flatnonzero(shared == needle[0])[0])
+    phi[..., peak] = np.linspace(0.5, 3, n_layers)[:, None]
+    rest = np.setdiff1d(np.arange(n_keys), shared)
+    own = np.full((*cells, n_own), -1)
+    if n_own:
+        own[..., : n_own - 1] = np.sort(rng.permuted(np.tile(rest, (*cells, 1)), axis=-1)[..., : n_own - 1], -1)
+    words = rng.integers(0, 50, (2, *cells, 10))
+    logits = np.sort(rng.gamma(1, 1, (2, *cells, 10)), -1)[..., ::-1]
+    ids = tuple(range(n_keys + 2))
+    return HeadReading(
+        trial_id=trial_id,
+        ids=ids,
+        tokens=tuple(f" {word}{i}" if i else "<s>" for i in ids),
+        n_prompt=n_keys - 1,
+        needle_span=needle,
+        answer_steps=(1,),
+        n_keys=n_keys,
+        variants=tuple(variants),
+        shared=shared,
+        attention=attention,
+        phi=phi,
+        own=own,
+        own_attention=np.where(own >= 0, 0.01, 0),
+        own_phi=np.where(own >= 0, rng.normal(0, 0.5, (len(variants), *cells, n_own)), 0),
+        phi_total=phi.sum(-1),
+        promoted=words[0],
+        promoted_logits=logits[0],
+        suppressed=words[1],
+        suppressed_logits=-logits[1],
+        vocabulary={i: f" {word}-{i}" for i in range(50)},
+        about={"question": "Which character has spent time in Amsterdam?", "answer": "Mara"},
+    )

@@ -541,7 +541,8 @@ globalThis.locosExplorer = (() => {
     plot.addEventListener("keydown", press);
     if (compare) {
       against.on("plotly_click", ({points: [point]}) => { if (point.curveNumber === 0) choose([Math.floor(point.customdata / heads), point.customdata % heads]); });
-      against.on("plotly_selected", (event) => { if (event) brush(event.points.filter((p) => p.curveNumber === 0).map((p) => p.customdata)); });
+      // Drawing anew also tells of a selection, an empty one without a range.
+      against.on("plotly_selected", (event) => { if (event && event.range) brush(event.points.filter((p) => p.curveNumber === 0).map((p) => p.customdata)); });
       against.on("plotly_deselect", () => brush([]));
     }
     const media = matchMedia("(prefers-color-scheme: dark)");

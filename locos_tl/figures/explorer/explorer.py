@@ -26,7 +26,7 @@ Head = tuple[int, int]
 
 
 def explore(
-    scores: Scores,
+    scores: Scores | HeadScores,
     *,
     sweeps: Sweep | Mapping[str, Sweep] | None = None,
     late: LateLayers | None = None,
@@ -38,7 +38,8 @@ def explore(
     heatmap; `Explorer.save` writes a page for any browser.
 
     Args:
-        scores: from `score_heads`. Single heads can be read token by token in its ``readings``.
+        scores: from `score_heads`, or one detector of it. Single heads can be looked at in the trials of its
+            ``readings``.
         sweeps: ablations, one or several by name: shows in which sets a head was ablated, and what that did.
         late: late-layer result; its causal maps can be chosen beside the detectors.
         effects: patching effects, one or several by name, likewise.
@@ -48,8 +49,6 @@ def explore(
     """
     if isinstance(scores, HeadScores):
         scores = Scores({scores.detector: scores}, (), scores.provenance)
-    if not isinstance(scores, Scores):
-        raise ValueError(f"explore takes the Scores of score_heads, got {type(scores).__name__}")
     return Explorer(scores, by_name(sweeps), late, effects_by_name(effects))
 
 
