@@ -103,3 +103,14 @@ def test_golden_scores_with_a_hooked_transformer():
     for ours in ("locos", "attention_spatial", "dla", "wu"):
         wanted = arrays[golden.MATRICES[ours]]
         assert np.abs(scores[ours].per_trial - wanted[places]).max() <= 1e-4 * np.abs(wanted).max(), ours
+
+
+def test_the_hook_table_is_true_of_a_hooked_transformer(pair):
+    from locos_tl.models.hook_table import PROBE, hook_table
+
+    old, _ = pair
+    g = old.geometry
+    sizes = {"batch": 1, "pos": PROBE, "query": PROBE, "key": PROBE, "head": g.n_heads, "kv_head": g.n_key_value_heads}
+    sizes |= {"d_head": g.d_head, "d_model": g.d_model}
+    for row in hook_table(old):
+        assert row.shape == " x ".join(str(sizes[axis]) for axis in row.axes.split()), row
