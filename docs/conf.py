@@ -48,7 +48,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # `name` in a docstring links to that name where the site has it, and is code elsewhere.
 default_role = "py:obj"
-suppress_warnings = ["mystnb.unknown_mime_type"]
+suppress_warnings = ["mystnb.unknown_mime_type", "ref.python"]  # several attributes may share a name
 
 html_theme = "furo"
 html_title = "locos_tl"

@@ -15,12 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FIGURE = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SCRIPT = "plotly.min.js"
-CONFIG = {"displaylogo": False, "responsive": True, "showSendToCloud": False}
 
 
 def prepare(app: Any, config: Any) -> None:
     """Write ``docs/notebooks/*.ipynb`` and the script that their figures need."""
     import nbformat
+
+    from locos_tl.figures.plotly_js import plotly_js
 
     source = Path(app.srcdir)
     target = source / "notebooks"
@@ -31,7 +32,7 @@ def prepare(app: Any, config: Any) -> None:
         show_figures(notebook)
         notebook.metadata.setdefault("language_info", {"name": "python"})
         (target / f"{script.stem}.ipynb").write_text(nbformat.writes(notebook), encoding="utf-8")
-    (source / "_static" / SCRIPT).write_text(_plotly_js(), encoding="utf-8")
+    (source / "_static" / SCRIPT).write_text(plotly_js(), encoding="utf-8")
 
 
 def _read(script: Path) -> Any:
@@ -48,6 +49,9 @@ def show_figures(notebook: Any) -> None:
     """Turn plotly outputs into HTML; the first of them loads plotly.js."""
     import plotly.io
 
+    from locos_tl.figures.plotly_js import CONFIG
+
+    notebook.metadata.pop("widgets", None)  # their JavaScript would come from a CDN
     load = f'<script src="../_static/{SCRIPT}"></script>'
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -64,15 +68,6 @@ def show_figures(notebook: Any) -> None:
             )
             output["data"] = {"text/html": load + html}
             load = ""
-
-
-def _plotly_js() -> str:
-    small = ROOT / "locos_tl" / "figures" / "vendor" / "plotly-cartesian.min.js"
-    if small.is_file():
-        return small.read_text(encoding="utf-8")
-    from plotly.offline import get_plotlyjs
-
-    return get_plotlyjs()
 
 
 def setup(app: Any) -> dict[str, Any]:
