@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 AROUND, HEAD, TAIL = 60, 12, 80
 """Tokens shown around each marked span, at the start and at the end of a prompt; what lies between is folded."""
+WORTH_FOLDING = 20
+"""Fewest tokens to fold."""
 FIRST = 5
 """Trials of a grid that are shown."""
 _PROSE = "white-space:pre-wrap;margin:0.4em 0;max-width:80ch"
@@ -52,11 +54,11 @@ def prompt_html(trial: Trial, tokenizer: Any) -> str:
 
 
 def _shown(n: int, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Stretches of n tokens to show: both ends, and some tokens around each span; those that touch are joined."""
+    """Stretches of n tokens to show: both ends, and some tokens around each span; joined where few lie between."""
     wanted = [(0, HEAD), (n - TAIL, n), *((start - AROUND, end + AROUND) for start, end in spans)]
     found: list[tuple[int, int]] = []
     for start, end in sorted((max(0, a), min(n, b)) for a, b in wanted):
-        if found and start <= found[-1][1]:
+        if found and start - found[-1][1] < WORTH_FOLDING:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
             found.append((start, end))
