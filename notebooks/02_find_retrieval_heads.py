@@ -136,10 +136,10 @@ lt.figures.agreement(scores, k=10)
 
 
 # %%
-def ranks_of(heads: list[tuple[int, int]], detector: str) -> list[int]:
-    """The rank that a detector gives to each head."""
-    order = scores[detector].ranking()
-    return [order.index(head) + 1 for head in heads]
+def ranks_of(heads: list[tuple[int, int]], detector: str) -> pd.api.extensions.ExtensionArray:
+    """The rank that a detector gives to each head; none to a score of exactly 0, among which there is no order."""
+    held, order = scores[detector].mean, scores[detector].ranking()
+    return pd.array([order.index(head) + 1 if held[head] != 0 else None for head in heads], dtype="Int64")
 
 
 leaders = scores["locos"].ranking()[:10]
@@ -155,7 +155,8 @@ nonzero = int((scores["wu"].mean > 0).sum())
 print(f"wu gives {nonzero} of {model.n_layers * model.n_heads} heads a score at all;")
 print(f"{len(silent)} of the 10 heads that write most get none: {[f'L{a}H{b}' for a, b in silent]}")
 for name in others:
-    print(f"beyond rank 20 by {name}: {(table[name] > 20).sum()} of 10")
+    beyond = table[name].fillna(model.n_layers * model.n_heads) > 20
+    print(f"beyond rank 20 by {name}: {beyond.sum()} of 10")
 assert nonzero < model.n_layers * model.n_heads / 2
 
 # %% [markdown]
@@ -188,7 +189,7 @@ for one, other in zip(trials, twins, strict=True):
 print("by meaning:", trials[0].question, "\nliterally: ", twins[0].question)
 
 # %%
-literal = lt.score_heads(model, twins, "locos", max_new_tokens=28)  # literal answers are longer
+literal = lt.score_heads(model, twins[:6], "locos", max_new_tokens=24)  # literal answers are longer
 print(f"answered: {literal.passed} of {literal.total} literally, {scores.passed} of {scores.total} by meaning")
 agreement = lt.results.statistics.rank_agreement(scores["locos"].mean, literal["locos"].mean, ks=(5, 10))
 pd.Series(agreement).round(2)

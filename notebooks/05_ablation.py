@@ -78,23 +78,26 @@ def answer(trial: lt.Trial, **how: object) -> str:
 
 
 print("needle:  ", asked.needle, "\nquestion:", asked.question)
-pd.Series(
+answers = pd.Series(
     {
-        "whole model": answer(asked),
         "query, mean": answer(asked, at="q", mode="mean", means=means),
         "output, mean": answer(asked, at="z", mode="mean", means=means),
         "output, zero": answer(asked, at="z", mode="zero"),
+        "whole model, afterwards": answer(asked),
     },
     name="answer",
-).to_frame()
+)
+answers.to_frame()
 
 # %% [markdown]
-# After the block the model is whole again. A context manager that left something behind would spoil every later
-# cell, so check:
+# After each block the model is whole again: the last row is what it said when it was scored. A context manager that
+# left something behind would spoil every later cell.
 
 # %%
-again = lt.generate(model, asked, 14).generated_ids
-assert again == scores.outcomes[[o.trial_id for o in scores.outcomes].index(asked.trial_id)].generated_ids[: len(again)]
+(scored,) = [outcome for outcome in scores.outcomes if outcome.trial_id == asked.trial_id]
+assert answers["whole model, afterwards"].startswith(scored.generated_text)
+assert model.interventions == []
+print(scored.generated_text)
 
 # %% [markdown]
 # ## A sweep, with controls
@@ -166,7 +169,7 @@ except ValueError as refusal:
 # 1 when retrieval is gone and the control untouched, 0 when both fall alike, below 0 when the control suffers more.
 
 # %%
-cities = lt.load_trials("city_country", n=6, seed=1, tokenizer=model)
+cities = lt.load_trials("city_country", n=5, seed=1, tokenizer=model)
 control = lt.ablate_sweep(
     model, cities, locos, ks=5, means=means, controls=(), metrics=("contains",), max_new_tokens=14
 )
@@ -205,8 +208,7 @@ print(f"k = {row.k}: DS {row.score:.2f} ({row.score_low:.2f} to {row.score_high:
 #
 # ```python
 # said = lt.generate(model, asked, 14)
-# (outcome,) = [o for o in scores.outcomes if o.trial_id == asked.trial_id]
-# step = outcome.answer_steps[0]
+# step = scored.answer_steps[0]
 # ids = [*asked.prompt_ids, *said.generated_ids[:step]]
 # name = said.generated_ids[step]
 # assert model.forward(ids)[-1].argmax() == name

@@ -139,8 +139,8 @@ sorted(p.name for p in run.iterdir() if not p.name.startswith("."))
 scores.outcomes_frame()[["passed", "needle", "answer", "generated_text", "min_margin"]]
 
 # %% [markdown]
-# Read why the failures fail before you blame the model: a question that calls for a famous answer ("who works in
-# Rome?") is answered from memory and not from your text.
+# If some failed, read why before you blame the model: a question that calls for a famous answer ("who works in
+# Rome?") may be answered from memory and not from your text.
 #
 # What does not belong together is refused: another model, other settings, other trials. The message names the first
 # thing that differs.
