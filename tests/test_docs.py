@@ -7,7 +7,8 @@ block decides what happens to it:
     <!-- setup ... -->                  code that readers do not see
 
 The examples mean the bundled model; to be quick they run on a small random model with its tokenizer, on few trials and
-short answers. ``LOCOS_TL_DOCS_FULL=1`` runs them as they are written.
+short answers. ``LOCOS_TL_DOCS_FULL=1`` runs them as they are written, and compares what they print with the block of
+text that follows them.
 """
 
 from __future__ import annotations
@@ -32,23 +33,25 @@ DOCS = ROOT / "docs"
 FULL = bool(os.environ.get("LOCOS_TL_DOCS_FULL"))
 WRITTEN = sorted(p for p in DOCS.rglob("*.md") if not {"notebooks", "_build"} & set(p.relative_to(DOCS).parts))
 _BLOCK = re.compile(
-    r"<!-- setup\n(?P<setup>.*?)-->|(?P<skip><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```", re.S | re.M
+    r"<!-- setup\n(?P<setup>.*?)-->|(?P<skip><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```"
+    r"(?:\n\n```text\n(?P<shown>.*?)^```)?",
+    re.S | re.M,
 )
 _SHELL = re.compile(r"^```sh\n(.*?)^```", re.S | re.M)
 
 
-def blocks(path: Path) -> list[tuple[int, str, bool]]:
-    """Python of a page: line, code, and whether it is run."""
+def blocks(path: Path) -> list[tuple[int, str, bool, str | None]]:
+    """Python of a page: line, code, whether it is run, and the output that the page shows."""
     text = path.read_text(encoding="utf-8")
     found = []
     for match in _BLOCK.finditer(text):
         code = match["setup"] or match["code"] or ""
         line = text[: match.start("setup" if match["setup"] else "code")].count("\n")
-        found.append((line, code, match["skip"] is None))
+        found.append((line, code, match["skip"] is None, match["shown"]))
     return found
 
 
-PAGES = [path for path in (ROOT / "README.md", *WRITTEN) if any(run for _, _, run in blocks(path))]
+PAGES = [path for path in (ROOT / "README.md", *WRITTEN) if any(run for _, _, run, _ in blocks(path))]
 
 # --- a small stand-in for the bundled model ---------------------------------------------------------
 
@@ -141,10 +144,18 @@ def test_the_examples_of_a_page_run(path, request, tmp_path, monkeypatch, capsys
     if not FULL:
         request.getfixturevalue("small")
     namespace: dict[str, Any] = {"__name__": "page"}
-    for line, code, run in blocks(path):
+    for line, code, run, shown in blocks(path):
         compiled = compile("\n" * line + code, str(path), "exec")
         if run:
             exec(compiled, namespace)
+            printed = capsys.readouterr().out
+            if FULL and shown is not None:
+                assert plain(printed) == plain(shown)
+
+
+def plain(text: str) -> list[str]:
+    """Lines without the spaces at their ends."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *WRITTEN], ids=lambda path: str(path.relative_to(ROOT)))
