@@ -26,7 +26,7 @@ _HOME = {
     "generate": "scoring.explore",
     "phi": "scoring.explore",
     "read_heads": "scoring.reading",
-    "explore": "figures.explorer",
+    "explore": "figures.explorer.explorer",
     "ablation": "causal.ablation",
     "calibrate_means": "causal.means",
     "HeadMeans": "causal.means",
@@ -117,7 +117,7 @@ if TYPE_CHECKING:
     from .causal.paths import direct_effects, path_patching
     from .causal.sweep import ablate_sweep
     from .causal.validation import patch_trials, validate_late_layers
-    from .figures.explorer import explore
+    from .figures.explorer.explorer import explore
     from .models.hooked import HookedModel
     from .models.load import load_model
     from .results.comparison import Comparison, compare

@@ -20,7 +20,7 @@ _MARK = "background:rgba(255,180,0,0.35);color:inherit;border-radius:0.2em"
 
 def text(value: Any, limit: int | None = None) -> str:
     """Foreign text, escaped, control characters made visible, cut after ``limit`` characters."""
-    from .figures.text import html_text
+    from .text import html_text
 
     return html_text(value, limit)
 

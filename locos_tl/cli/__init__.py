@@ -120,7 +120,7 @@ def score(
     variant: Annotated[
         str,
         typer.Option(
-            help="paper, folded or exact.",
+            help="paper, folded or exact; or several, measured in one pass: paper,exact.",
             autocompletion=one_of(names.VARIANTS),
             callback=options.known("--variant", names.VARIANTS),
         ),
@@ -145,7 +145,9 @@ def score(
     from ..scoring.run import score_heads
 
     resolve(wanted)  # before the model, which may take minutes to load
-    scores = score_heads(options.load(model, device, dtype), asked, wanted, variant, max_new_tokens, out=out)
+    scores = score_heads(
+        options.load(model, device, dtype), asked, wanted, words(variant) or (), max_new_tokens, out=out
+    )
     print_scores(scores, top, as_json)
     if not as_json:
         typer.echo(f"written to {out}; look at it with: locos-tl report {out}")
@@ -159,16 +161,20 @@ def report(
         list[Path] | None, typer.Option(help="Folder of an ablation to show, under its name; may be repeated.")
     ] = None,
     late: Annotated[Path | None, typer.Option(help="Folder of a late-layer validation to show.")] = None,
+    patched: Annotated[
+        Path | None, typer.Option(help="Folder of patching effects, which the explorer shows beside the scores.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a finished run as one HTML file that opens without a network; prints its path.
 
     Example: locos-tl report runs/first --sweep runs/ablated --late runs/late
 
-    Example: locos-tl report runs/first --output first.html
+    Example: locos-tl report runs/first --patched runs/patched --output first.html
     """
     from ..figures import write_report
     from ..progress import working
+    from ..results.effects import load_effects
     from ..results.late_layers import LateLayers
     from ..results.scores import Scores
     from ..results.sweep import Sweep
@@ -176,7 +182,9 @@ def report(
     with working("writing the report"):
         sweeps = {name: Sweep.load(folder) for name, folder in _named(sweep or []).items()}
         found = None if late is None else LateLayers.load(late)
-        page = write_report(Scores.load(run), output or run / "report.html", sweeps=sweeps or None, late=found)
+        effects = None if patched is None else load_effects(patched)
+        where = output or run / "report.html"
+        page = write_report(Scores.load(run), where, sweeps=sweeps or None, late=found, effects=effects)
     print_path("report", page.resolve(), as_json)
 
 

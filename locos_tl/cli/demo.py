@@ -33,6 +33,7 @@ def demo(
     Example: locos-tl demo --n 24 --out runs/small
     """
     from ..figures import write_report
+    from ..scoring.measure import VARIANTS
     from ..scoring.run import score_heads
     from ..trials.load import load_trials
 
@@ -44,7 +45,7 @@ def demo(
     model = options.load("smollm2-135m", None, None)
     trials = load_trials("nonliteral", n)
     say(f"{model.info.name}: {model.n_layers} layers x {model.n_heads} heads; {len(trials)} non-literal trials")
-    scores = score_heads(model, trials, out=out)
+    scores = score_heads(model, trials, variant=VARIANTS, out=out)
     if not as_json:
         print_scores(scores, TOP, False)
     say(f"\nablating the top heads in {N_HELD_OUT} other trials (query replaced by its mean):")

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from ..results.head_scores import HeadScores
 from ..results.statistics import rank_agreement
+from ..text import DASH, MINUS, label_text, number, percent
 from . import theme
-from .text import DASH, MINUS, label_text, number, percent
 
 _CELL_WIDTH, _CELL_HEIGHT = 84, 44
 

@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from ..text import label_text, number
 from . import theme
-from .text import label_text, number
 
 Array = np.ndarray
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from ..results.dissociation import Dissociation, DissociationRow
+from ..text import number
 from . import theme
 from .curves import add_curve, interval_text, k_axis, k_positions, layout
-from .text import number
 from .theme import method_label, metric_label
 
 

@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..results.head_scores import HeadScores
+from ..text import number
 from . import theme
 from .profile import choose
 from .stretch import Stretch
-from .text import number
 
 _ROW, _SPACE = 190, 44
 _MARGIN = {"l": 84, "r": 24, "t": 84, "b": 52}
@@ -74,10 +74,7 @@ def _draw(figure: go.Figure, row: int, name: str, held: HeadScores) -> None:
     ranks = {head: rank for rank, head in enumerate(held.ranking(), 1)}
     cells = list(zip(layers.tolist(), heads.tolist(), strict=True))
     color = theme.detector_color(name)
-    texts = [
-        f"<b>L{layer}H{head}</b><br>{number(value, 4)}, rank {ranks[layer, head]} of {len(ranks)}"
-        for (layer, head), value in zip(cells, values, strict=True)
-    ]
+    texts = [f"{number(value, 4)}, rank {ranks[cell]}" for cell, value in zip(cells, values, strict=True)]
     if held.n_heads >= _VIOLIN_FROM:
         figure.add_violin(
             x=layers.tolist(),
@@ -102,7 +99,7 @@ def _draw(figure: go.Figure, row: int, name: str, held: HeadScores) -> None:
         mode="markers",
         marker={"size": 5, "color": color, "opacity": 0.8},
         text=texts,
-        hovertemplate="%{text}<extra></extra>",
+        hovertemplate="<b>%{customdata}</b><br>%{text}<extra></extra>",
         customdata=[f"L{layer}H{head}" for layer, head in cells],
         name=name,
         row=row,

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 
 from ..results.effects import Effects
 from ..results.head_scores import HeadScores
+from ..text import TIMES, label_text, number
 from . import theme
-from .text import TIMES, label_text, number
 from .theme import Number, metric_label
 
 Array = np.ndarray

@@ -7,10 +7,10 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from ..results.late_layers import LateLayers, Profile
+from ..text import label_text, number, percent
 from . import theme
 from .curves import HEIGHT, WIDTH, add_curve, layout
 from .stretch import Stretch
-from .text import label_text, number, percent
 from .theme import method_label
 
 Array = np.ndarray

@@ -11,8 +11,8 @@ from jaxtyping import Float
 
 from ..results import statistics
 from ..results.head_scores import HeadScores
+from ..text import label_text, percent
 from . import theme
-from .text import label_text, percent
 
 Array = np.ndarray
 

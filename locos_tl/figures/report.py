@@ -18,6 +18,7 @@ from ..results.head_scores import HeadScores
 from ..results.late_layers import LateLayers
 from ..results.scores import Scores
 from ..results.sweep import Sweep
+from ..text import TIMES, clean, html_text, percent, script_text
 from . import tables
 from .agreement import agreement
 from .distribution import layer_distribution
@@ -26,10 +27,10 @@ from .explorer.payload import payload
 from .plotly_js import CONFIG, plotly_js
 from .profile import layer_profile
 from .sections import ablation_section, by_name, late_section, plot, untitled
-from .text import TIMES, clean, html_text, percent, script_text
 
 SPREAD = ("locos", "attention_spatial", "dla", "wu")
-"""Detectors whose heads are shown layer by layer."""
+"""Detectors whose heads are shown layer by layer; of a model with many heads the first two."""
+MANY_HEADS = 2000
 
 _MEANINGS = {
     "locos": "How far what a head reads from the needle pushes towards the answer's tokens, minus what it reads "
@@ -178,6 +179,8 @@ def _comparison(scores: Scores, figures: dict[str, go.Figure]) -> str:
     figures["profile"] = untitled(layer_profile(scores))
     profile = plot("profile", _profile_summary(scores))
     spread = [name for name in SPREAD if name in scores] or list(scores)[:1]
+    if next(iter(scores.values())).mean.size > MANY_HEADS:
+        spread = spread[:2]
     figures["distribution"] = untitled(layer_distribution(scores, detectors=spread))
     distribution = plot("distribution", f"Scores of all heads by layer, as violins: {', '.join(spread)}.")
     sections = [

@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 
 from ..results.late_layers import Interval, LateLayers
 from ..results.sweep import Sweep
+from ..text import DASH, html_text, label_text, number, percent
 from .late_layers import late_layers, locos_against_total
 from .sweep import default_metric, sweep
 from .tables import table
-from .text import DASH, html_text, label_text, number, percent
 from .theme import method_label, metric_label
 
 Figures = dict[str, go.Figure]

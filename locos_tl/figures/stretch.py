@@ -7,8 +7,8 @@ import math
 import numpy as np
 from jaxtyping import Float
 
+from ..text import number
 from . import theme
-from .text import number
 
 Array = np.ndarray
 

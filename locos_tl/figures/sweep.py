@@ -10,9 +10,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..results.sweep import BASELINE, Sweep
+from ..text import label_text, percent
 from . import theme
 from .curves import HEIGHT, MARGIN, add_curve, interval_text, k_axis, k_positions, layout
-from .text import label_text, percent
 from .theme import method_label, metric_label
 
 _PAIR_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#7a4ea3")

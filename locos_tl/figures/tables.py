@@ -11,7 +11,7 @@ import numpy as np
 
 from ..results.head_scores import HeadScores
 from ..results.scores import TrialOutcome
-from .text import DASH, clean, html_text, number, percent
+from ..text import DASH, clean, html_text, number, percent
 
 MAX_ANSWERS = 400
 """Answers on one page; of a longer run, as many spread evenly over it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from .text import clean, label_text
+from ..text import clean, label_text
 
 if TYPE_CHECKING:
     from ..results.head_scores import HeadScores

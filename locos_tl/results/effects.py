@@ -296,3 +296,16 @@ class Effects:
                 n_key_value_heads=int(meta["n_key_value_heads"]),
                 provenance=dict(meta["provenance"]),
             )
+
+
+def load_effects(folder: str | Path) -> dict[str, Effects]:
+    """The effects that `causal.validation.patch_trials` left in a folder, by kind.
+
+    Raises:
+        ResultFileError: when there are none, or one is damaged.
+    """
+    paths = {kind: Path(folder) / f"{kind}.safetensors" for kind in KINDS}
+    found = {kind: Effects.load(path) for kind, path in paths.items() if path.is_file()}
+    if not found:
+        raise ResultFileError(f"{folder}: holds no finished effects; run the same `locos-tl patch … --out` again")
+    return found

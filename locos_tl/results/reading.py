@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from .files import ResultFileError, read_arrays, write_arrays
+from .files import read_result, usable, write_arrays
 
 Array = np.ndarray
 READINGS = "readings"
@@ -154,10 +154,8 @@ class HeadReading:
             ResultFileError: when the file is missing, damaged or of another kind.
         """
         path = Path(path)
-        arrays, meta = read_arrays(path)
-        try:
-            if meta["kind"] != "HeadReading":
-                raise ResultFileError(f"{path}: holds {meta['kind']}, not HeadReading")
+        arrays, meta = read_result(path, "HeadReading")
+        with usable(path, "HeadReading"):
             start, end = meta["needle_span"]
             return cls(
                 trial_id=str(meta["trial_id"]),
@@ -172,7 +170,3 @@ class HeadReading:
                 about=dict(meta["about"]),
                 **{name: arrays[name] for name in (*_INDICES, *_VALUES)},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, ResultFileError):
-                raise
-            raise ResultFileError(f"{path}: not a usable HeadReading file ({error})") from error

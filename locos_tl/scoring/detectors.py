@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..choices import unknown
 from .contrast import contrast
 from .measure import READS, WINDOW, Measurement
 
@@ -134,7 +135,7 @@ def resolve(names: str | Iterable[str]) -> tuple[list[Detector], bool]:
         if name == "cri":
             raise ValueError("'cri' is activation patching and needs a corrupt prompt: use patch_heads")
         if name not in DETECTORS and name != "random":
-            raise ValueError(f"unknown detector {name!r}; choose from {', '.join([*DETECTORS, 'random'])}")
+            raise ValueError(unknown("detector", name, [*DETECTORS, "random"]))
     if not wanted:
         raise ValueError("no detector requested")
     unique = list(dict.fromkeys(wanted))

@@ -89,7 +89,7 @@ def read_heads(
         variants=variants,
         vocabulary=dict(zip(token_ids, _texts(model, token_ids), strict=True)),
         about=plain(trial.about() | {"answer": trial.answer}),
-        **{name: value.numpy() for name, value in found.items()},
+        **{name: value.numpy().copy() for name, value in found.items()},  # a copy lets go of the tensor
     )
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..choices import unknown
 from ..models.hooked import HookedModel
-from ..progress import progress_bar
+from ..progress import pass_rate, progress_bar
 from ..results.files import plain
 from ..results.head_scores import HeadScores
 from ..results.reading import HeadReading
@@ -132,8 +133,8 @@ def check_variants(variant: str | Sequence[str]) -> tuple[str, ...]:
         ValueError: for an unknown one, one named twice, or none.
     """
     variants = (variant,) if isinstance(variant, str) else tuple(variant)
-    if unknown := [v for v in variants if v not in VARIANTS]:
-        raise ValueError(f"unknown variant {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
+    if strange := [v for v in variants if v not in VARIANTS]:
+        raise ValueError(unknown("variant", strange[0], VARIANTS))
     if not variants or len(set(variants)) < len(variants):
         raise ValueError(f"variant must name one or several of {', '.join(VARIANTS)}, each once; got {variant!r}")
     return variants
@@ -153,7 +154,7 @@ def _run_all(
                 if store is not None:
                     store.write(trial, record)
                 done, passed = done + 1, passed + record.outcome.passed
-                advance(f"{passed}/{done} passed")
+                advance(pass_rate(passed, done))
             records.append(record)
     return records
 

@@ -75,7 +75,7 @@ def test_readings_keep_four_digits(scores):
         ]:
             error = np.abs(quantised(value, shape) - wanted).max(-1)
             assert (error <= np.abs(wanted).max(-1) / 60_000 + 1e-9).all()
-        words = np.frombuffer(base64.b64decode(told["promoted"]), "<i4").reshape(reading.promoted.shape)
+        words = np.frombuffer(base64.b64decode(told["promoted"]), "<u2").reshape(reading.promoted.shape)
         assert told["words"][words[29, 8, 0]] == reading.vocabulary[int(reading.promoted[29, 8, 0])]
 
 
@@ -87,6 +87,9 @@ def test_a_long_context_holds_only_the_kept_positions(scores, make_reading):
     assert len(told["positions"]) <= len(kept) + 30 * 9 * 5
     assert len(told["tokens"]) == len(told["positions"])
     assert told["tokens"][told["positions"].index(41)] == " word41"
+    places = np.frombuffer(base64.b64decode(told["own"]), "<u2").reshape(reading.own.shape)
+    back = np.where(places == 0xFFFF, -1, np.append(told["positions"], -1)[np.minimum(places, len(told["positions"]))])
+    np.testing.assert_array_equal(back, reading.own)
 
 
 @pytest.mark.parametrize("size", [(36, 32), (64, 40), (64, 64)])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from locos_tl.figures import theme
-from locos_tl.figures.text import clean, html_text, label_text, number, percent, script_text
+from locos_tl.text import clean, html_text, label_text, number, percent, script_text
 
 
 def test_a_detector_has_one_colour_everywhere():

@@ -20,7 +20,8 @@ globalThis.locosExplorer = (() => {
   }
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
   const floats = (text) => new Float32Array(bytes(text));
-  const ints = (text) => new Int32Array(bytes(text));
+  const indices = (text) => new Uint16Array(bytes(text));
+  const NONE = 0xffff;
   function quantised({scale, values}) {
     const scales = floats(scale), steps = new Int16Array(bytes(values));
     const width = scales.length ? steps.length / scales.length : 0;
@@ -81,8 +82,8 @@ globalThis.locosExplorer = (() => {
       text: new Map(reading.positions.map((position, i) => [position, reading.tokens[i]])),
       attention: quantised(reading.attention), own_attention: quantised(reading.own_attention),
       phi: reading.phi.map(quantised), own_phi: reading.own_phi.map(quantised),
-      own: ints(reading.own), total: reading.total.map(floats),
-      promoted: ints(reading.promoted), suppressed: ints(reading.suppressed),
+      own: Array.from(indices(reading.own), (place) => (place === NONE ? -1 : reading.positions[place])), total: reading.total.map(floats),
+      promoted: indices(reading.promoted), suppressed: indices(reading.suppressed),
       promoted_logits: quantised(reading.promoted_logits), suppressed_logits: quantised(reading.suppressed_logits),
     }));
     return {...raw, maps, readings};
@@ -352,7 +353,7 @@ globalThis.locosExplorer = (() => {
     function positions(reading, cell, at) {
       const attention = reading.attention.row(cell), phi = reading.phi[at].row(cell);
       const kept = new Map(reading.shared.map((position, i) => [position, {position, attention: attention[i], phi: phi[i]}]));
-      const own = reading.own.subarray(cell * reading.n_own, (cell + 1) * reading.n_own);
+      const own = reading.own.slice(cell * reading.n_own, (cell + 1) * reading.n_own);
       const ownAttention = reading.own_attention.row(cell), ownPhi = reading.own_phi[at].row(cell);
       own.forEach((position, i) => { if (position >= 0) kept.set(position, {position, attention: ownAttention[i], phi: ownPhi[i]}); });
       return new Map([...kept].sort((a, b) => a[0] - b[0]));
@@ -408,11 +409,12 @@ globalThis.locosExplorer = (() => {
       const rows = best.map((k) => {
         const inside = k.position >= reading.needle[0] && k.position < reading.needle[1];
         const before = reading.text.get(k.position - 1) || "";
-        return h("tr", {}, h("td", {class: "lx-word"}, h("span", {class: "lx-before"}, oneLine(before)), h("b", {}, oneLine(reading.text.get(k.position)))),
-          h("td", {}, signed(k.phi)), h("td", {}, number(k.attention, 2)), h("td", {}, inside ? h("span", {title: "needle"}, DOT, h("span", {class: "lx-hidden"}, "needle")) : ""));
+        return h("tr", {}, h("td", {class: "lx-word"}, h("span", {class: "lx-before"}, oneLine(before)), h("b", {}, oneLine(reading.text.get(k.position))),
+          inside ? h("span", {class: "lx-dot", title: "in the needle"}, ` ${DOT}`, h("span", {class: "lx-hidden"}, " in the needle")) : null),
+          h("td", {}, signed(k.phi)), h("td", {}, number(k.attention, 2)));
       });
       const title = sign > 0 ? "Push the answer up" : "Push it down";
-      return rows.length ? grid(["Token", "\u03c6", "Attention", "Needle"], rows, title) : h("p", {class: "lx-note"}, `${title}: no position does.`);
+      return rows.length ? grid([`Token (${DOT} needle)`, "\u03c6", "Attention"], rows, title) : h("p", {class: "lx-note"}, `${title}: no position does.`);
     }
 
     function lens(reading, cell) {

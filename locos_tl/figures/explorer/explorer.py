@@ -15,10 +15,10 @@ from ...results.head_scores import HeadScores
 from ...results.late_layers import LateLayers
 from ...results.scores import Scores
 from ...results.sweep import Sweep
+from ...text import html_text, script_text
 from ..heatmap import heatmap
 from ..plotly_js import plotly_js
 from ..sections import by_name
-from ..text import html_text, script_text
 from .payload import payload
 
 HINT = "This is a still picture; for the linked explorer: pip install 'locos_tl[notebooks]' and restart the kernel."

@@ -19,16 +19,16 @@ from ...results.late_layers import LateLayers
 from ...results.reading import HeadReading
 from ...results.scores import Scores, TrialOutcome
 from ...results.sweep import Sweep
+from ...text import clean
 from .. import theme
 from ..sweep import default_metric
-from ..text import clean
 
 Array = np.ndarray
 MAX_TRIALS = 24
 """Trials whose own maps can be looked at, those with a reading first."""
-BUDGET = 4_000_000
+BUDGET = 3_800_000
 """Bytes for readings and for the maps of single trials, before base64: with plotly.js a page stays below 8 MB."""
-N_WORDS = 10
+NONE = 0xFFFF
 _INT16 = 32767
 
 
@@ -174,24 +174,25 @@ def _reading(reading: HeadReading) -> dict[str, Any]:
         "shared": [int(i) for i in reading.shared],
         "attention": _quantised(reading.attention),
         "phi": [_quantised(values) for values in reading.phi],
-        "own": _ints(reading.own),
+        "own": _indices(np.where(reading.own < 0, NONE, np.searchsorted(shown, reading.own))),
         "n_own": reading.own.shape[-1],
         "own_attention": _quantised(reading.own_attention),
         "own_phi": [_quantised(values) for values in reading.own_phi],
         "total": [_floats(values) for values in reading.phi_total],
         "words": [clean(reading.vocabulary[i], 60) for i in sorted(reading.vocabulary)],
         "n_words": reading.promoted.shape[-1],
-        "promoted": _ints(look_up(reading.promoted)) if reading.promoted.size else "",
+        "promoted": _indices(look_up(reading.promoted)) if reading.promoted.size else "",
         "promoted_logits": _quantised(reading.promoted_logits),
-        "suppressed": _ints(look_up(reading.suppressed)) if reading.suppressed.size else "",
+        "suppressed": _indices(look_up(reading.suppressed)) if reading.suppressed.size else "",
         "suppressed_logits": _quantised(reading.suppressed_logits),
     }
 
 
 def _bytes(reading: HeadReading) -> int:
     """Size of a reading on the page, before base64."""
-    positions = (reading.attention.shape[-1] + reading.own.shape[-1]) * (1 + len(reading.variants))
-    return 2 * reading.n_layers * reading.n_heads * (positions + 2 * reading.own.shape[-1] + 6 * N_WORDS)
+    n_shared, n_own, n_words = reading.attention.shape[-1], reading.own.shape[-1], reading.promoted.shape[-1]
+    per_head = (n_shared + n_own) * (1 + len(reading.variants)) + n_own + 4 * n_words
+    return 2 * reading.n_layers * reading.n_heads * per_head
 
 
 def _within(readings: Sequence[HeadReading], budget: int) -> list[HeadReading]:
@@ -241,8 +242,9 @@ def _floats(values: Array) -> str:
     return _base64(np.where(np.isfinite(values), values, np.nan).astype("<f4"))
 
 
-def _ints(values: Array) -> str:
-    return _base64(values.astype("<i4"))
+def _indices(values: Array) -> str:
+    """Places in a list of the page, which holds fewer than `NONE`."""
+    return _base64(values.astype("<u2"))
 
 
 def _quantised(values: Array) -> dict[str, str]:
