@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -325,7 +326,8 @@ def test_links_between_pages_lead_somewhere(site):
     assert not broken
 
 
-def test_figures_of_a_notebook_become_html():
+def notebook_with_figures() -> tuple[Any, list[Any]]:
+    """A notebook with two plotly outputs, prepared for the site, and what these became."""
     sys.path.insert(0, str(DOCS / "_ext"))
     try:
         from plotly_notebooks import FIGURE, show_figures
@@ -334,11 +336,37 @@ def test_figures_of_a_notebook_become_html():
     import nbformat
     import plotly.graph_objects as go
 
-    figure = json.loads(go.Figure(go.Bar(y=[1, 2])).to_json())
+    figure = json.loads(go.Figure(go.Heatmap(z=[[1, 2], [3, 4]])).to_json())
     outputs = [nbformat.v4.new_output("display_data", {FIGURE: figure}) for _ in range(2)]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("figure", outputs=outputs)])
     show_figures(notebook)
-    shown = [output["data"] for output in notebook.cells[0].outputs]
+    return notebook, [output["data"] for output in notebook.cells[0].outputs]
+
+
+def test_figures_of_a_notebook_become_html():
+    _, shown = notebook_with_figures()
     assert [set(data) for data in shown] == [{"text/html"}] * 2
     assert [data["text/html"].count("plotly.min.js") for data in shown] == [1, 0]
     assert all("Plotly.newPlot" in data["text/html"] for data in shown)
+
+
+def test_figures_of_a_notebook_draw_without_a_network(site):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium")
+    page = site / "notebooks" / "figures.html"
+    _, shown = notebook_with_figures()
+    page.write_text("<!doctype html>" + "".join(data["text/html"] for data in shown), encoding="utf-8")
+    asked: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--disable-gpu"])
+        tab = browser.new_context(offline=True).new_page()
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(page.as_uri())
+        tab.wait_for_selector(".js-plotly-plot .heatmaplayer image", state="attached")
+        drawn = tab.locator(".js-plotly-plot .heatmaplayer image").count()
+        browser.close()
+    page.unlink()
+    assert drawn == 2
+    assert all(url.startswith(("file:", "data:")) for url in asked)
