@@ -169,7 +169,7 @@ except ValueError as refusal:
 # 1 when retrieval is gone and the control untouched, 0 when both fall alike, below 0 when the control suffers more.
 
 # %%
-cities = lt.load_trials("city_country", n=5, seed=1, tokenizer=model)
+cities = lt.load_trials("city_country", n=6, seed=1, tokenizer=model)
 control = lt.ablate_sweep(
     model, cities, locos, ks=5, means=means, controls=(), metrics=("contains",), max_new_tokens=14
 )
