@@ -7,13 +7,15 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Threads that spin while they wait slow everything down by a multiple when a core is shared.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Two processes with a thread each get more done than one with two.
+WORKERS ?= 2
 
-.PHONY: demo test lint types unit legacy browser model bench docs clean
+.PHONY: demo test lint types unit legacy docs browser bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/locos-tl demo
 
-test: lint types unit legacy
+test: lint types unit docs legacy
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -23,7 +25,12 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# Pages of the site, with the notebooks as the tests left them; a warning is an error.
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo "open build/docs/index.html"
 
 # The same parity tests on transformer-lens 3.9, the last line with HookedTransformer.
 legacy: $(LEGACY)/.ready

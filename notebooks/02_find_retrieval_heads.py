@@ -117,6 +117,14 @@ pd.DataFrame(
 )
 
 # %% [markdown]
+# The run kept a few trials token by token, for every head. The explorer links them with the map: click a head, or
+# move with the arrow keys, and see where it reads, what it writes, and which tokens its output makes more likely.
+# (Where widgets are missing, a still heatmap stands here.)
+
+# %%
+lt.explore(scores)
+
+# %% [markdown]
 # ## Other detectors, same trials
 #
 # All of them were measured in the same pass. Spearman correlation below the diagonal, overlap of the first ten

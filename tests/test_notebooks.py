@@ -42,7 +42,11 @@ def test_runs(path, tmp_path, monkeypatch):
     answers = [nbformat.v4.new_code_cell(source) for source in solutions(notebook)]
     notebook.cells += answers
     client = NotebookClient(
-        notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+        store_widget_state=False,  # it holds the widget's JavaScript
     )
     client.execute()
     del notebook.cells[n_cells:]

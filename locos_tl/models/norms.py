@@ -11,7 +11,7 @@ bias and the centring *from the module's behaviour* on three known inputs, so th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -31,8 +31,8 @@ class LinearNorm:
         eps: the constant under the square root.
     """
 
-    gain: Float[Tensor, "d_model"]
-    bias: Float[Tensor, "d_model"]
+    gain: Float[Tensor, "d_model"] = field(repr=False)
+    bias: Float[Tensor, "d_model"] = field(repr=False)
     centred: bool
     eps: float
 

@@ -132,6 +132,17 @@ class Scores(Mapping[str, HeadScores]):
     def __len__(self) -> int:
         return len(self.heads)
 
+    def outcome(self, trial_id: str) -> TrialOutcome:
+        """What the model did with one trial.
+
+        Raises:
+            KeyError: for a trial that was not run.
+        """
+        for outcome in self.outcomes:
+            if outcome.trial_id == trial_id:
+                return outcome
+        raise KeyError(f"no trial {trial_id!r} among the {self.total} of this run")
+
     @property
     def passed(self) -> int:
         """Trials that passed the gate."""

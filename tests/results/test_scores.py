@@ -314,3 +314,11 @@ def test_whole_numbers_are_read_as_floats():
     assert (type(read.gate_value), type(read.min_margin)) == (float, float)
     with pytest.raises(ResultFileError, match="field 'gate_value' must be float"):
         TrialOutcome.from_dict(outcome().to_dict() | {"gate_value": 10**400})
+
+
+def test_one_outcome_is_found_by_its_trial(tmp_path):
+    outcome = TrialOutcome("a", True, 100.0, (1,), "Mara", (0,), "Mara")
+    scores = Scores({}, (replace(outcome, trial_id="b", passed=False), outcome))
+    assert scores.outcome("a") is outcome
+    with pytest.raises(KeyError, match="no trial 'c' among the 2 of this run"):
+        scores.outcome("c")
