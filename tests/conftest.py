@@ -27,3 +27,17 @@ def tiny_model():
     from locos_tl.models import tiny
 
     return cache(tiny.load)
+
+
+def pytest_collection_modifyitems(items):
+    """In several processes, a file's tests stay together (they share fixtures); each notebook is on its own.
+
+    Notebooks go first: they are long, and at the end one process would wait for the other.
+    """
+    notebooks = [item for item in items if item.path.name == "test_notebooks.py"]
+    others = [item for item in items if item.path.name != "test_notebooks.py"]
+    for item in others:
+        item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    for item in notebooks:
+        item.add_marker(pytest.mark.xdist_group(item.nodeid))
+    items[:] = notebooks + others

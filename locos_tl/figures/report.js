@@ -67,7 +67,15 @@
   addEventListener("hashchange", openBest);
   openBest();
 
-  document.querySelectorAll(".plot").forEach((plot) => { if (visible(plot)) draw(plot); });
+  // One after the other, so that the page answers while they are drawn.
+  const waiting = [...document.querySelectorAll(".plot")];
+  const drawNext = () => {
+    const plot = waiting.shift();
+    if (!plot) return;
+    draw(plot);
+    setTimeout(drawNext);
+  };
+  setTimeout(drawNext);
 
   document.querySelectorAll("input[name=state]").forEach((input) => input.addEventListener("change", () => {
     document.querySelectorAll(".answers tbody tr").forEach((row) => {
@@ -78,6 +86,7 @@
   darkPage.addEventListener("change", restyleAll);
   // Paper is light and narrow; what is hidden stays hidden, so the chosen detector is printed.
   addEventListener("beforeprint", () => {
+    while (waiting.length) draw(waiting.shift());
     root.dataset.printing = "";
     best.dataset.open = best.open ? "yes" : "";
     best.open = true;

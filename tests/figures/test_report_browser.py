@@ -25,9 +25,8 @@ QUIET = (
     "--no-first-run",
     "--disable-gpu",
 )
-DRAWN = (
-    "() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 2 && document.querySelector('.lx-panel')"
-)
+DRAWN = """() => document.querySelector(".lx-panel")
+    && [...document.querySelectorAll(".plot, .lx-plot")].every(plot => plot.querySelector(".main-svg"))"""
 SCREENSHOT = Path(__file__).parents[2] / "build" / "screenshots" / "report.png"
 """Kept to be looked at."""
 

@@ -37,10 +37,14 @@ globalThis.locosExplorer = (() => {
   const label = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%\{/g, "% {");
   const oneLine = (text) => text.replace(/\n/g, "\u23ce");
   const finite = (values) => Array.from(values).filter(Number.isFinite);
+  const known = new WeakMap();
   function ranks(values) {
+    if (known.has(values)) return known.get(values);
     const order = Array.from(values.keys()).filter((i) => Number.isFinite(values[i])).sort((a, b) => values[b] - values[a] || a - b);
     const of = new Map(order.map((cell, rank) => [cell, rank + 1]));
-    return {order, of};
+    const found = {order, of};
+    known.set(values, found);
+    return found;
   }
   const blend = (knots, at) => {
     const where = at * (knots.length - 1), first = Math.min(Math.floor(where), knots.length - 2), share = where - first;
@@ -77,7 +81,12 @@ globalThis.locosExplorer = (() => {
       mean: floats(map.mean), low: floats(map.low), high: floats(map.high), unseen: new Set(map.unseen),
       trials: Object.fromEntries(Object.entries(map.trials).map(([id, text]) => [id, floats(text)])),
     }));
-    const readings = raw.readings.map((reading) => ({
+    return {...raw, maps};
+  }
+  // A reading is large, so it is unpacked when it is first looked at.
+  const unpacked = new WeakMap();
+  function unpack(reading) {
+    if (!unpacked.has(reading)) unpacked.set(reading, {
       ...reading,
       text: new Map(reading.positions.map((position, i) => [position, reading.tokens[i]])),
       attention: quantised(reading.attention), own_attention: quantised(reading.own_attention),
@@ -85,8 +94,8 @@ globalThis.locosExplorer = (() => {
       own: Array.from(indices(reading.own), (place) => (place === NONE ? -1 : reading.positions[place])), total: reading.total.map(floats),
       promoted: indices(reading.promoted), suppressed: indices(reading.suppressed),
       promoted_logits: quantised(reading.promoted_logits), suppressed_logits: quantised(reading.suppressed_logits),
-    }));
-    return {...raw, maps, readings};
+    });
+    return unpacked.get(reading);
   }
 
   function mount(root, raw, {Plotly, onSelect = () => {}, selected = null} = {}) {
@@ -99,7 +108,7 @@ globalThis.locosExplorer = (() => {
       detector: first.detector, variant: first.variant, trial: "", axis: "query", colour: "score",
       head: selected || [Math.floor(best / first.heads), best % first.heads].map((v, i) => (i && first.heads !== heads ? v * (heads / kv) : v)),
       pinned: null, reading: 0, unfolded: false, brushed: new Set(),
-      x: (data.maps[1] || first).name, y: first.name,
+      x: (data.maps.find((map) => map.detector !== first.detector && map.heads === heads) || first).name, y: first.name,
     };
     const uid = `lx${Math.random().toString(36).slice(2, 8)}`;
     const group = (head) => Math.floor(head / (heads / kv));
@@ -325,15 +334,17 @@ globalThis.locosExplorer = (() => {
           const place = method.ranking.findIndex(([l, k]) => l === layer && k === head);
           const at = method.ks.findIndex((k) => place >= 0 && k > place);
           if (at < 0) continue;
-          lines.push(h("li", {}, `${sweep.name ? `${sweep.name}: ` : ""}among the first ${method.ks[at]} of ${method.name}; without these ${sweep.metric} goes from ${number(method.means[0])} to ${number(method.means[at])}.`));
+          const set = method.ks[at] === 1 ? `the first of ${method.name}; without it` : `among the first ${method.ks[at]} of ${method.name}; without these`;
+          lines.push(h("li", {}, `${sweep.name ? `${sweep.name}: ` : ""}${set} ${sweep.metric} goes from ${number(method.means[0])} to ${number(method.means[at])}.`));
         }
       }
       return lines.length ? h("div", {}, h("h5", {}, "Ablated"), h("ul", {class: "lx-ablated"}, lines)) : null;
     }
 
     function reads(cell) {
-      const reading = data.readings[state.reading];
-      if (!reading) return h("p", {class: "lx-note"}, "This run kept no trial token by token, so what the head reads and writes cannot be shown (score with examples=3).");
+      const packed = data.readings[state.reading];
+      if (!packed) return h("p", {class: "lx-note"}, "This run kept no trial token by token, so what the head reads and writes cannot be shown (score with examples=3).");
+      const reading = unpack(packed);
       const at = Math.max(0, reading.variants.indexOf(state.variant)), variant = reading.variants[at];
       const kept = positions(reading, cell, at);
       const total = reading.total[at][cell];
@@ -371,6 +382,9 @@ globalThis.locosExplorer = (() => {
       around(reading.needle[0], 3, 0);
       around(reading.needle[1] - 1, 0, 3);
       [...kept.values()].sort((a, b) => Math.abs(b[kind]) - Math.abs(a[kind])).slice(0, PEAKS).forEach((k) => around(k.position, 2, 2));
+      // A gap of a token or two takes more room than the tokens.
+      const shown = all.filter((p) => wanted.has(p));
+      shown.forEach((p, i) => { if (i && p - shown[i - 1] <= 3) around(p, p - shown[i - 1], 0); });
       return all.filter((p) => wanted.has(p));
     }
 
@@ -444,19 +458,25 @@ globalThis.locosExplorer = (() => {
       return {title: {text: label(map.name), standoff: 8}, zeroline: true, zerolinecolor: "rgba(128,128,128,.5)", gridcolor: "rgba(128,128,128,.18)",
         tickvals: marks.map(scale.at), ticktext: marks.map((v) => number(v, 2))};
     }
+    let place = null;
+    function moveMarker() {
+      if (!place) return;
+      const {x, y} = place();
+      Plotly.restyle(against, {x: [x], y: [y]}, [1]);
+    }
     function drawScatter() {
       if (!compare) return;
       const [x, y] = [state.x, state.y].map((wanted) => data.maps.find((map) => map.name === wanted));
       const cells = Array.from(x.mean.keys()).filter((cell) => Number.isFinite(x.mean[cell]) && Number.isFinite(y.mean[cell]));
       const [sx, sy] = [squash(x.mean), squash(y.mean)], colours = palette();
-      const chosen = state.head[0] * heads + state.head[1];
       const points = {type: "scatter", mode: "markers", x: cells.map((c) => sx.at(x.mean[c])), y: cells.map((c) => sy.at(y.mean[c])), customdata: cells,
         text: cells.map((c) => `<b>${name(Math.floor(c / heads), c % heads)}</b><br>${label(x.name)} ${number(x.mean[c])}<br>${label(y.name)} ${number(y.mean[c])}`),
         hovertemplate: "%{text}<extra></extra>", selectedpoints: state.brushed.size ? cells.map((c, i) => (state.brushed.has(c) ? i : -1)).filter((i) => i >= 0) : null,
         unselected: {marker: {opacity: 0.35}},
         marker: {size: 8, color: cells.map((c) => Math.floor(c / heads)), colorscale: "Cividis", cmin: 0, cmax: layers - 1, line: {width: 1, color: colours.card},
           colorbar: {title: {text: "layer", side: "top"}, thickness: 12, outlinewidth: 0}}};
-      const here = {type: "scatter", mode: "markers", x: [sx.at(x.mean[chosen])], y: [sy.at(y.mean[chosen])], hoverinfo: "skip", showlegend: false,
+      place = () => { const cell = state.head[0] * heads + state.head[1]; return {x: [sx.at(x.mean[cell])], y: [sy.at(y.mean[cell])]}; };
+      const here = {type: "scatter", mode: "markers", ...place(), hoverinfo: "skip", showlegend: false,
         marker: {symbol: "circle-open", size: 16, color: colours.ink, line: {width: 3}}};
       Plotly.react(against, [points, here], {font: font(), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: {l: 64, r: 24, t: 26, b: 50}, dragmode: "select", autosize: true, showlegend: false,
         hoverlabel: {bgcolor: colours.card, bordercolor: colours.line, font: {color: colours.ink}, align: "left"},
@@ -506,7 +526,7 @@ globalThis.locosExplorer = (() => {
       const shown = view(), {order, of} = ranks(shown.values), cell = cellOf(shown, head);
       Plotly.relayout(plot, {shapes: outlines(shown, order)});
       drawPanels();
-      drawScatter();
+      moveMarker();
       live.textContent = `${name(head[0], head[1])}: ${shown.map.name} ${number(shown.values[cell])}, rank ${of.get(cell) || "none"} of ${order.length}`;
       if (tell) onSelect(head);
     }
