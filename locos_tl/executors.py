@@ -313,12 +313,14 @@ class Processes:
     devices: Sequence[str | None] = (None,)
 
     def run(self, work: Work, trials: Sequence[Trial]) -> Finished:
+        if not trials:
+            return
         sent, threads = packed(self.load, work), _threads(self.workers)
 
         def hire(place: int) -> Hired:
             return _Process(sent, self.devices[place % len(self.devices)], threads)
 
-        return share_out(hire, self.workers, trials)
+        yield from share_out(hire, self.workers, trials)
 
 
 def _devices(model: HookedModel, load: Loader) -> list[str | None]:

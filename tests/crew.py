@@ -66,20 +66,3 @@ def score_dying_once(model: Any, trial: Any, plan: Any, at: str, mark: Path) -> 
     from locos_tl.scoring.run import score_trial
 
     return dies_once(model, trial, at, mark, lambda m, t: score_trial(m, t, plan))
-
-
-def patch_with_fillers(model: Any, trial: Any, **options: Any) -> Any:
-    """`patch_trial` with prose of the tiny vocabulary in place of the bundled one."""
-    from functools import partial
-
-    from locos_tl.causal import validation
-    from locos_tl.causal.corrupt import corrupt
-
-    def swapped(trial: Any, how: str, model: Any, seed: int) -> Any:
-        return corrupt(trial, "swap", model, pool=["w1 w2 w3 w4 w5 w6"])
-
-    validation.corrupt = swapped  # type: ignore[assignment]
-    try:
-        return partial(validation.patch_trial, **options)(model, trial)
-    finally:
-        validation.corrupt = corrupt

@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from locos_tl import ablate_sweep, load_model, patch_trials, score_heads, validate_late_layers
-from locos_tl.causal import validation
 from locos_tl.causal.ablation import ablation
-from locos_tl.executors import EXECUTORS, Processes, RayCluster, check_executor, executor_for, places
+from locos_tl.executors import EXECUTORS, Processes, RayCluster, check_executor, executor_for, loader_of, places
 from locos_tl.runs import RunFolder, run_trials
 from locos_tl.scoring import run as run_module
 from tests import crew, tiny
@@ -103,9 +102,8 @@ def test_a_sweep_in_two_processes_is_that_of_one(model, tmp_path):
     assert files(tmp_path / "two") == files(tmp_path / "one")
 
 
-def test_effects_of_two_processes_are_those_of_one(model, tmp_path, monkeypatch):
+def test_effects_of_two_processes_are_those_of_one(model, tmp_path):
     trials = [tiny.trial(30 + i, needle=(5 + i, 11 + i), trial_id=f"t{i}") for i in range(3)]
-    monkeypatch.setattr(validation, "patch_trial", crew.patch_with_fillers)
     whole = patch_trials(model, trials, ("total", "attribution"), out=tmp_path / "one", progress=False)
     found = patch_trials(model, trials, ("total", "attribution"), out=tmp_path / "two", **TWO)
     assert files(tmp_path / "two") == files(tmp_path / "one")
@@ -247,7 +245,7 @@ def test_a_model_edited_after_loading_is_refused(checkpoint):
     with torch.no_grad():
         model.W_O(1)[2].zero_()
     with pytest.raises(ValueError, match=r"a worker loads another .* than yours \(model.weights: .*edited"):
-        score_heads(model, TRIALS, ["random"], executor="processes", workers=1)
+        loader_of(model)(None, torch.get_num_threads())
 
 
 def test_an_ablated_model_is_refused(model):
@@ -318,6 +316,7 @@ def test_ray_that_is_not_installed_is_told(monkeypatch):
 def ray() -> Any:
     """A cluster of this machine that says it has two cores."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # it would write a token into the home folder
     ray = pytest.importorskip("ray", reason="the ray extra is not installed")
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield ray
