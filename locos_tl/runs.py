@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from .executors import Executor, Work
 from .models.check import versions
 from .models.hooked import HookedModel
+from .progress import progress_bar
 from .results.files import ResultFileError, plain, read_json, to_json, write_json
 from .trials.needle import fingerprint, warn_if_repeating
 from .trials.trial import Trial, TrialGrid, read_trials, save_trials
@@ -205,6 +207,49 @@ class RunFolder:
     def path(self, trial: Trial) -> Path:
         """Where the record of a trial lies."""
         return self.folder / "trials" / f"{trial_digest(trial)}{self.suffix}"
+
+    def read(self, trial: Trial) -> Any:
+        """The record of a trial that is already finished, or None."""
+        raise NotImplementedError
+
+    def write(self, trial: Trial, record: Any) -> None:
+        """Keep the record of a finished trial."""
+        raise NotImplementedError
+
+
+def run_trials(
+    work: Work,
+    trials: Sequence[Trial],
+    executor: Executor,
+    store: RunFolder | None = None,
+    *,
+    what: str,
+    status: Callable[[Sequence[Any]], str],
+    progress: bool | None = None,
+) -> list[Any]:
+    """The record of every trial, in the order of the trials; those already finished are read, not run again.
+
+    Args:
+        work: what makes the record of a trial.
+        trials: with ids of their own.
+        executor: where the work is done.
+        store: keeps every record as it comes in.
+        what: name of the work, for the bar.
+        status: a few words on the records so far, of which the newest is the last.
+        progress: show a bar; default: when stderr is a terminal.
+    """
+    records = {}
+    for trial in trials:
+        if store is not None and (record := store.read(trial)) is not None:
+            records[trial.trial_id] = record
+    left = [trial for trial in trials if trial.trial_id not in records]
+    with progress_bar(what, len(trials), len(records), progress) as advance, closing(executor.run(work, left)) as run:
+        for trial, record in run:
+            if store is not None:
+                store.write(trial, record)
+            records[trial.trial_id] = record
+            advance(status([*records.values()]))
+    return [records[trial.trial_id] for trial in trials]
 
 
 def first_difference(a: Any, b: Any, name: str = "settings") -> tuple[str, str, str]:

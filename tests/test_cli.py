@@ -423,7 +423,9 @@ def test_score_resumes_without_scoring_again(call, tiny_loaded, tmp_path, monkey
     command = ("score", "m", "--trials", given, "--out", tmp_path / "run")
     first = call(*command)
     before = files_of(tmp_path / "run")
-    monkeypatch.setattr("locos_tl.scoring.run.score_trial", lambda *_: pytest.fail("a finished trial was scored again"))
+    monkeypatch.setattr(
+        "locos_tl.scoring.run.score_trial", lambda *_, **__: pytest.fail("a finished trial was scored again")
+    )
     assert call(*command) == first
     assert files_of(tmp_path / "run") == before
 

@@ -163,6 +163,7 @@ def test_completed_names_are_those_the_library_knows():
     from locos_tl.causal.ablation import MODES
     from locos_tl.causal.corrupt import WAYS
     from locos_tl.causal.pair_runs import METRICS as PATCH_METRICS
+    from locos_tl.executors import EXECUTORS
     from locos_tl.models.bundled import BUNDLED
     from locos_tl.scoring.detectors import DETECTORS
     from locos_tl.scoring.measure import VARIANTS
@@ -181,5 +182,6 @@ def test_completed_names_are_those_the_library_knows():
     assert set(validation.MEASURES) == set(names.EFFECTS)
     assert set(names.TOTALS) < set(names.EFFECTS)
     assert tuple(WAYS) == names.WAYS
+    assert EXECUTORS == names.EXECUTORS
     assert tuple(PATCH_METRICS) == names.PATCH_METRICS
     assert set(KINDS) == set(names.KINDS)

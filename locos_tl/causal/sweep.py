@@ -8,7 +8,7 @@ lowest of the first ranking.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from ..choices import unknown
+from ..executors import executor_for
 from ..models.hooked import HookedModel
-from ..progress import progress_bar
 from ..results.files import FORMAT, ResultFileError, check_format, read_json, to_json, write_json
 from ..results.sweep import BASELINE, Sweep, SweepRow
-from ..runs import RunFolder, bound_trials, model_settings, prepare_trials, trials_settings
+from ..runs import RunFolder, bound_trials, model_settings, prepare_trials, run_trials, trials_settings
 from ..scoring.answers import decode_text
 from ..scoring.metrics import METRICS
 from ..trials.trial import Trial, TrialGrid
@@ -51,6 +51,9 @@ def ablate_sweep(
     seed: int = 42,
     batch_size: int | None = None,
     out: str | Path | None = None,
+    executor: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
     progress: bool | None = None,
 ) -> Sweep:
     """Answer every trial without the first k heads of every ranking (arXiv 2607.01002, section 4).
@@ -75,6 +78,7 @@ def ablate_sweep(
             precision, where another batch size can tip a near-tie between two tokens.
         out: new or empty folder; every trial is written there as it finishes, and the same call resumes. More trials
             may be added to those of a finished sweep.
+        executor, workers, address: share the trials out, see `score_heads`; means are computed in this process.
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
@@ -82,7 +86,9 @@ def ablate_sweep(
 
     Raises:
         ValueError: for unknown names, heads outside the model, a k above the number of ranked heads, missing means, or
-            prompts that occur twice among evaluation, ranking and calibration.
+            prompts that occur twice among evaluation, ranking and calibration; for workers when the model was made
+            from an object in memory.
+        RuntimeError: when the workers of a trial died again and again.
         ResultFileError: when ``out`` holds something else, or a sweep with other settings or trials.
     """
     if not isinstance(model, HookedModel):
@@ -97,6 +103,7 @@ def ablate_sweep(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if isinstance(ks, int):
         ks = (ks,)
+    where = executor_for(model, executor, workers, address)
     ready = prepare_trials(model, trials, max_new_tokens, teacher_forced=False)
     sources = named_rankings(rankings)
     arms = plan_arms(model, sources, ks, controls, random_seeds)
@@ -120,13 +127,14 @@ def ablate_sweep(
             "rankings": hashlib.sha256(to_json([(a.name, a.heads) for a in arms]).encode()).hexdigest()[:24],
         },
     }
-    runner = _Runner(model, arms, sizes, how, tuple(metrics), max_new_tokens, batch_size)
+    runner = _Runner(arms, sizes, how, tuple(metrics), max_new_tokens, batch_size)
     with ExitStack() as block:
         store = block.enter_context(SweepFolder(Path(out), settings).open()) if out is not None else None
         if store is not None:
             store.claim(ready)
+        by_trial = run_trials(runner.run, ready, where, store, what="ablating", status=runner.status, progress=progress)
         sweep = Sweep(
-            rows=tuple(_run_all(runner, ready, store, progress)),
+            rows=tuple(row for rows in by_trial for row in rows),
             rankings={arm.name: arm.heads for arm in arms},
             provenance=settings
             | {"trials": trials_settings(ready), "rankings": {n: about(source) for n, source in sources.items()}},
@@ -163,11 +171,10 @@ def _means(
 
 
 class _Runner:
-    """Answers one trial in every arm of the sweep."""
+    """Answers one trial in every arm of the sweep; what it holds besides the model is sent to a worker once."""
 
     def __init__(
         self,
-        model: HookedModel,
         arms: Sequence[Arm],
         ks: Sequence[int],
         how: Mapping[str, Any],
@@ -175,24 +182,29 @@ class _Runner:
         max_new_tokens: int,
         batch_size: int,
     ) -> None:
-        self.model, self.how, self.metrics, self.limit = model, how, metrics, max_new_tokens
+        self.how, self.metrics, self.limit = how, metrics, max_new_tokens
         self.batch_size = batch_size
         self.cells = [(arm, k, frozenset(arm.heads[:k])) for arm in arms for k in ks]
         self.sets = list(dict.fromkeys(heads for _, _, heads in self.cells))
         self.firsts = [min(heads)[0] for heads in self.sets]
 
-    def run(self, trial: Trial) -> list[SweepRow]:
+    def run(self, model: HookedModel, trial: Trial) -> list[SweepRow]:
         """The rows of one trial, the baseline first; equal sets of heads are run once."""
-        per_layer = trial.n_tokens * self.model.d_model * next(self.model.hooked.parameters()).element_size()
+        per_layer = trial.n_tokens * model.d_model * next(model.hooked.parameters()).element_size()
         entries = best_entries(self.firsts, STREAM_BYTES // per_layer)
-        answers = PromptAnswers(self.model, trial.prompt_ids, self.limit, entries)
+        answers = PromptAnswers(model, trial.prompt_ids, self.limit, entries)
         ablated = answers.without(self.sets, self.batch_size, **self.how)
-        rows = [self._row(trial, BASELINE, 0, None, answers.whole)]
-        rows += [self._row(trial, arm.method, k, arm.seed, ablated[heads]) for arm, k, heads in self.cells]
+        rows = [self._row(model, trial, BASELINE, 0, None, answers.whole)]
+        rows += [self._row(model, trial, arm.method, k, arm.seed, ablated[heads]) for arm, k, heads in self.cells]
         return rows
 
-    def _row(self, trial: Trial, method: str, k: int, seed: int | None, answer: Answer) -> SweepRow:
-        text = decode_text(self.model.tokenizer, answer.ids)
+    def status(self, records: Sequence[Sequence[SweepRow]]) -> str:
+        """How well the whole model has answered so far."""
+        metric = self.metrics[0]
+        return f"{metric} {np.mean([rows[0].values[metric] for rows in records]):.2f} before ablation"
+
+    def _row(self, model: HookedModel, trial: Trial, method: str, k: int, seed: int | None, answer: Answer) -> SweepRow:
+        text = decode_text(model.tokenizer, answer.ids)
         return SweepRow(
             method=method,
             k=k,
@@ -224,23 +236,6 @@ def best_entries(firsts: Sequence[int], room: int) -> list[int]:
     while len(chosen) < room and (rest := [layer for layer in candidates if layer not in chosen]):
         chosen.append(max(rest, key=lambda layer: saved([*chosen, layer])))
     return sorted(chosen)
-
-
-def _run_all(
-    runner: _Runner, trials: Sequence[Trial], store: SweepFolder | None, progress: bool | None
-) -> Iterator[SweepRow]:
-    known = [store.read(trial) if store is not None else None for trial in trials]
-    metric = runner.metrics[0]
-    baseline = [rows[0].values[metric] for rows in known if rows]
-    with progress_bar("ablating", len(trials), len(baseline), progress) as advance:
-        for trial, rows in zip(trials, known, strict=True):
-            if rows is None:
-                rows = runner.run(trial)
-                if store is not None:
-                    store.write(trial, rows)
-                baseline.append(rows[0].values[metric])
-                advance(f"{metric} {np.mean(baseline):.2f} before ablation")
-            yield from rows
 
 
 class SweepFolder(RunFolder):

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..choices import did_you_mean
+from ..executors import executor_for
 from ..models.hooked import HookedModel
-from ..progress import progress_bar
 from ..results.effects import Effects
 from ..results.files import ResultFileError, read_arrays, write_arrays
 from ..results.late_layers import LateLayers, late_layers
 from ..results.scores import Scores
-from ..runs import RunFolder, bound_trials, model_settings, named, prepare_trials, trials_settings
+from ..runs import RunFolder, bound_trials, model_settings, named, prepare_trials, run_trials, trials_settings
 from ..scoring.run import score_heads
 from ..trials.trial import Trial, TrialGrid
 from .attribution import attribution_map
@@ -49,6 +50,9 @@ def patch_trials(
     max_new_tokens: int = 50,
     seed: int = 42,
     out: str | Path | None = None,
+    executor: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
     progress: bool | None = None,
 ) -> dict[str, Effects]:
     """Effects of every head on needle trials, each against its own corrupt twin.
@@ -62,16 +66,20 @@ def patch_trials(
         max_new_tokens: decode limit of the model's own answer.
         seed: draws what replaces the needles.
         out: new or empty folder; every trial is written there as it finishes, and the same call resumes.
+        executor, workers, address: share the trials out, see `score_heads`.
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
         `Effects` by kind, over the same trials.
 
     Raises:
-        ValueError: for unknown kinds, ways or metrics, or trials without a needle.
+        ValueError: for unknown kinds, ways or metrics, or trials without a needle; for workers when the model was made
+            from an object in memory.
+        RuntimeError: when the workers of a trial died again and again.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     check_options(kinds, how, metric)
+    where = executor_for(model, executor, workers, address)
     ready = prepare_trials(model, trials, max_new_tokens)
     for trial in ready:
         trial.require_needle()
@@ -81,7 +89,15 @@ def patch_trials(
         store = block.enter_context(_Folder(Path(out), settings).open()) if out is not None else None
         if store is not None:
             store.claim(ready)
-        records = _measure_all(model, ready, kinds, patching, store, progress)
+        work = partial(
+            patch_trial, kinds=tuple(kinds), how=how, metric=metric, seed=seed, max_new_tokens=max_new_tokens
+        )
+
+        def status(records: Sequence[Mapping[str, np.ndarray]]) -> str:
+            clean, corrupt = records[-1]["clean"][0], records[-1]["corrupt"][0]
+            return f"{metric} {clean:.1f} clean, {corrupt:.1f} corrupt"
+
+        records = run_trials(work, ready, where, store, what="patching", status=status, progress=progress)
         effects = {
             kind: Effects(
                 kind=kind,
@@ -115,6 +131,9 @@ def validate_late_layers(
     margin: float = 0.1,
     seed: int = 42,
     out: str | Path | None = None,
+    executor: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
     progress: bool | None = None,
 ) -> LateLayers:
     """Compare the layer profiles of LOCOS and attention with those of direct and total effects.
@@ -128,6 +147,7 @@ def validate_late_layers(
         how, metric, seed: see `patch_trials`.
         margin: see `results.late_layers.late_layers`.
         out: new or empty folder for the effects of every trial; the same call resumes.
+        executor, workers, address: share the trials out, see `score_heads`.
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
@@ -142,14 +162,12 @@ def validate_late_layers(
         raise ValueError(f"total must be 'total' or 'attribution', got {total!r}")
     check_options((total,), how, metric)
     folder = Path(out) if out is not None else None
+    run: dict[str, Any] = {"executor": executor, "workers": workers, "address": address, "progress": progress}
     if scores is None:
-        where = None if folder is None else folder / "scores"
-        scores = score_heads(model, trials, COMPARED, out=where, progress=progress)
+        scores = score_heads(model, trials, COMPARED, out=None if folder is None else folder / "scores", **run)
     told = _answered(model, trials, scores)
     where = None if folder is None else folder / "effects"
-    effects = patch_trials(
-        model, told, (total, "direct"), how=how, metric=metric, seed=seed, out=where, progress=progress
-    )
+    effects = patch_trials(model, told, (total, "direct"), how=how, metric=metric, seed=seed, out=where, **run)
     ids = [trial.trial_id for trial in told]
     maps = {name: scores[name].over(ids) for name in COMPARED}
     maps |= {kind: found.to_head_scores() for kind, found in effects.items()}
@@ -215,30 +233,11 @@ class _Folder(RunFolder):
         write_arrays(self.path(trial), record, {"kind": "PatchedTrial", "trial_id": trial.trial_id})
 
 
-def _measure_all(
-    model: HookedModel,
-    trials: Sequence[Trial],
-    kinds: Sequence[str],
-    settings: Mapping[str, Any],
-    store: _Folder | None,
-    progress: bool | None,
-) -> list[dict[str, np.ndarray]]:
-    known = [store.read(trial) if store is not None else None for trial in trials]
-    records: list[dict[str, np.ndarray]] = []
-    with progress_bar("patching", len(trials), sum(r is not None for r in known), progress) as advance:
-        for trial, record in zip(trials, known, strict=True):
-            if record is None:
-                twin = corrupt(trial, settings["how"], model, seed=settings["seed"])
-                runs = PairRuns(
-                    model,
-                    PromptPair.from_trials(model, trial, twin, settings["max_new_tokens"]),
-                    ["z"],
-                    settings["metric"],
-                )
-                record = {kind: np.asarray(MEASURES[kind](runs), np.float32) for kind in kinds}
-                record |= {"clean": np.array([runs.clean_metric]), "corrupt": np.array([runs.corrupt_metric])}
-                if store is not None:
-                    store.write(trial, record)
-                advance(f"{settings['metric']} {runs.clean_metric:.1f} clean, {runs.corrupt_metric:.1f} corrupt")
-            records.append(record)
-    return records
+def patch_trial(
+    model: HookedModel, trial: Trial, kinds: Sequence[str], how: str, metric: str, seed: int, max_new_tokens: int
+) -> dict[str, np.ndarray]:
+    """The effects of every head on one trial by kind, and the metric of its two runs; see `patch_trials`."""
+    twin = corrupt(trial, how, model, seed=seed)
+    runs = PairRuns(model, PromptPair.from_trials(model, trial, twin, max_new_tokens), ["z"], metric)
+    effects = {kind: np.asarray(MEASURES[kind](runs), np.float32) for kind in kinds}
+    return effects | {"clean": np.array([runs.clean_metric]), "corrupt": np.array([runs.corrupt_metric])}

@@ -15,10 +15,12 @@ from . import names, options
 from .errors import EXPECTED, plain_notices, told
 from .names import one_of
 from .options import (
+    Address,
     Depths,
     Detectors,
     Device,
     Dtype,
+    Executor,
     HaystackPath,
     Json,
     Kinds,
@@ -31,6 +33,7 @@ from .options import (
     SetPath,
     Top,
     TrialSet,
+    Workers,
     make_trials,
     words,
 )
@@ -129,6 +132,9 @@ def score(
     top: Top = 10,
     device: Device = None,
     dtype: Dtype = None,
+    executor: Executor = "local",
+    workers: Workers = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Score every attention head of MODEL on a set of trials.
@@ -140,13 +146,14 @@ def score(
     Example: locos-tl score Qwen/Qwen3-8B --lengths 512,2048 --detectors locos,wu --dtype bfloat16 --out runs/qwen
     """
     asked = make_trials(trials, n, lengths=lengths, depths=depths, kinds=kinds, seed=seed, path=path, haystack=haystack)
+    where = options.many(executor, workers, address)
     wanted = "all" if detectors == "all" else words(detectors) or []
     from ..scoring.detectors import resolve
     from ..scoring.run import score_heads
 
     resolve(wanted)  # before the model, which may take minutes to load
     scores = score_heads(
-        options.load(model, device, dtype), asked, wanted, words(variant) or (), max_new_tokens, out=out
+        options.load(model, device, dtype), asked, wanted, words(variant) or (), max_new_tokens, out=out, **where
     )
     print_scores(scores, top, as_json)
     if not as_json:

@@ -9,9 +9,11 @@ import typer
 from . import app, names, options
 from .names import one_of, some_of
 from .options import (
+    Address,
     Depths,
     Device,
     Dtype,
+    Executor,
     HaystackPath,
     How,
     Json,
@@ -27,6 +29,7 @@ from .options import (
     SetPath,
     Top,
     TrialSet,
+    Workers,
     make_trials,
     numbers,
     words,
@@ -75,6 +78,9 @@ def ablate(
     max_new_tokens: MaxNewTokens = 50,
     device: Device = None,
     dtype: Dtype = None,
+    executor: Executor = "local",
+    workers: Workers = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Answer trials without the top heads of a scoring run, and without as many others.
@@ -88,6 +94,7 @@ def ablate(
     """
     from ..results.scores import Scores
 
+    where = options.many(executor, workers, address)
     ranked = Scores.load(scores)
     chosen = {name: ranked[name] for name in words(methods) or ()}
     if not chosen:
@@ -118,6 +125,7 @@ def ablate(
         n_calibration=calibrate,
         max_new_tokens=max_new_tokens,
         out=out,
+        **where,
     )
     print_sweep(sweep, as_json)
     if not as_json:
@@ -155,6 +163,9 @@ def patch(
     top: Top = 10,
     device: Device = None,
     dtype: Dtype = None,
+    executor: Executor = "local",
+    workers: Workers = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Restore each head's clean activation in a run without the needle, and measure what comes back.
@@ -167,10 +178,11 @@ def patch(
     """
     from ..causal.validation import check_options, patch_trials
 
+    where = options.many(executor, workers, address)
     check_options(words(effects) or (), how, metric)
     asked = make_trials(trials, n, lengths=lengths, depths=depths, kinds=kinds, seed=seed, path=path, haystack=haystack)
     found = patch_trials(
-        options.load(model, device, dtype), asked, words(effects) or (), how=how, metric=metric, out=out
+        options.load(model, device, dtype), asked, words(effects) or (), how=how, metric=metric, out=out, **where
     )
     print_effects(found, top, as_json)
     if not as_json:
@@ -195,6 +207,9 @@ def validate(
     metric: PatchMetric = "logit_diff",
     device: Device = None,
     dtype: Dtype = None,
+    executor: Executor = "local",
+    workers: Workers = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Are the heads of a scoring run late because of how they are scored? Compare with patching.
@@ -208,13 +223,14 @@ def validate(
     from ..results.scores import Scores
     from ..trials.trial import read_trials
 
+    where = options.many(executor, workers, address)
     check_options((total,), how, metric)
     if out.resolve() == scores.resolve():
         raise ValueError(f"--out {out} is the folder of the scoring run (--scores): give the validation one of its own")
     ranked = Scores.load(scores)
     asked = read_trials(scores / "trials.jsonl")[:n]
     result = validate_late_layers(
-        options.load(model, device, dtype), asked, ranked, total=total, how=how, metric=metric, out=out
+        options.load(model, device, dtype), asked, ranked, total=total, how=how, metric=metric, out=out, **where
     )
     print_late(result, as_json)
     if not as_json:

@@ -56,6 +56,19 @@ How = Annotated[
         help="What replaces the needle: filler, or swap (another name and fact).", autocompletion=one_of(names.WAYS)
     ),
 ]
+Executor = Annotated[
+    str,
+    typer.Option(
+        help="local; or share the trials out to processes of this machine, or to a Ray cluster (ray).",
+        autocompletion=one_of(names.EXECUTORS),
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Processes with a model each; default: one for every GPU, 2 without.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="Ray cluster: auto, host:port or ray://host:port; default: this machine alone.")
+]
 PatchMetric = Annotated[
     str, typer.Option(help="logit_diff or answer_logprob.", autocompletion=one_of(names.PATCH_METRICS))
 ]
@@ -119,6 +132,14 @@ def load(model: str, device: str | None, dtype: str | None) -> Any:
 
         hf_logging.disable_progress_bar()
         return load_model(model, device=device, dtype=dtype)
+
+
+def many(executor: str, workers: int | None, address: str | None) -> dict[str, Any]:
+    """Where trials are run, checked before a model is loaded."""
+    from ..executors import check_executor
+
+    check_executor(executor, workers, address)
+    return {"executor": executor, "workers": workers, "address": address}
 
 
 def make_trials(

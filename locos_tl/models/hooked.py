@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,36 @@ class ModelInfo:
     backend: str = "TransformerBridge"
     prefill: str = "fused"
     processing: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model was loaded, so that another process can load the same.
+
+    Attributes:
+        name: what the model is called.
+        source: bundled name, Hub id or absolute path.
+        options: of `load_model`.
+    """
+
+    name: str
+    source: str
+    options: Mapping[str, Any]
+
+    def load(self, device: str | None = None) -> HookedModel:
+        """The model.
+
+        Args:
+            device: where it goes; default: as the options say.
+        """
+        from .load import load_model
+
+        options = dict(self.options)
+        if device is not None:
+            options["device"] = device
+        model = load_model(self.source, **options)
+        model.info = replace(model.info, name=self.name)
+        return model
 
 
 @dataclass(frozen=True)
@@ -87,6 +117,8 @@ class HookedModel:
         self._stop_ids = _stop_ids(backend, fused, tokenizer)
         self.interventions: list[str] = []
         """What is being done to the model just now (see `causal.ablation`); goes into the settings of every run."""
+        self.recipe: Recipe | None = None
+        """How to load it once more; None for a model made from an object in memory."""
 
     # --- geometry -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import torch
 from .backends import BridgeBackend, FusedView, LegacyBackend, shared_copy, unhook
 from .bundled import BUNDLED, ensure
 from .check import refuse_broken
-from .hooked import HookedModel, ModelInfo
+from .hooked import HookedModel, ModelInfo, Recipe
 from .hub import checkpoint_for
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def load_model(
     if isinstance(source, str | Path):
         hf_model, tokenizer, info = _from_name(source, device, dtype, device_map, revision)
         model = _from_hf(hf_model, tokenizer, info)
+        model.recipe = _recipe(source, device=device, dtype=dtype, device_map=device_map, revision=revision)
     else:
         model = _from_object(source, tokenizer)
     refuse_broken(model)
@@ -88,6 +89,13 @@ def _from_name(
         hf_model = hf_model.to(device or default_device())
     commit = getattr(hf_model.config, "_commit_hash", None)
     return hf_model, tokenizer, ModelInfo(str(source), revision=commit or found or None)
+
+
+def _recipe(source: str | Path, **options: Any) -> Recipe:
+    """How to load the model once more, from wherever another process may run."""
+    folder = Path(source).expanduser()
+    local = str(source) not in BUNDLED and folder.exists()
+    return Recipe(str(source), str(folder.resolve() if local else source), options)
 
 
 def _usable_device(device: Any) -> torch.device | None:

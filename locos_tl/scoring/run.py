@@ -6,19 +6,21 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..choices import unknown
+from ..executors import executor_for
 from ..models.hooked import HookedModel
-from ..progress import pass_rate, progress_bar
+from ..progress import pass_rate
 from ..results.files import plain
 from ..results.head_scores import HeadScores
 from ..results.reading import HeadReading
 from ..results.scores import Scores, TrialOutcome
-from ..runs import model_settings, prepare_trials, trials_settings
+from ..runs import model_settings, prepare_trials, run_trials, trials_settings
 from ..trials.trial import Trial, TrialGrid
 from .answers import GATE_THRESHOLD, answer_steps, decode_text, rouge1_recall, settled
 from .detectors import RANDOM_SEEDS, Detector, random_scores, resolve
@@ -71,6 +73,9 @@ def score_heads(
     *,
     out: str | Path | None = None,
     examples: int = 3,
+    executor: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
     progress: bool | None = None,
 ) -> Scores:
     """Score every attention head with every requested detector.
@@ -90,6 +95,8 @@ def score_heads(
             More trials may be added to those of a finished run.
         examples: of so many passed trials, the first ones, also keep what every head reads and writes token by token
             (`Scores.readings`), for the explorer and the report.
+        executor: "local"; "processes" or "ray" share the trials out to workers with a model each.
+        workers, address: of these, see `executors.executor_for`.
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
@@ -98,7 +105,9 @@ def score_heads(
     Raises:
         NoTrialPassed: when no trial passes the gate; the message shows three failed answers. With ``out``
             the answers and the detectors without a gate are saved all the same.
-        ValueError: for trials of another tokenizer, too long for the model, without a needle, or with repeated ids.
+        ValueError: for trials of another tokenizer, too long for the model, without a needle, or with repeated ids;
+            for workers when the model was made from an object in memory.
+        RuntimeError: when the workers of a trial died again and again.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     variants = check_variants(variant)
@@ -110,13 +119,15 @@ def score_heads(
         raise ValueError(f"examples must be 0 or more, got {examples}")
     chosen, with_random = resolve(detectors)
     plan = Plan(tuple(chosen), variants, max_new_tokens)
+    where = executor_for(model, executor, workers, address)
     ready = scorable(model, trials, plan)
     settings = run_settings(model, plan, with_random)
     with ExitStack() as stack:
         store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None
         if store is not None:
             store.claim(ready)
-        records = _run_all(model, ready, plan, store, progress)
+        work = partial(score_trial, plan=plan)
+        records = run_trials(work, ready, where, store, what="scoring", status=_status, progress=progress)
         scores = collect(model, ready, records, plan, settings, with_random)
         scores = replace(scores, readings=_read_examples(model, ready, records, plan, examples, store))
         if store is not None:
@@ -140,23 +151,8 @@ def check_variants(variant: str | Sequence[str]) -> tuple[str, ...]:
     return variants
 
 
-def _run_all(
-    model: HookedModel, trials: Sequence[Trial], plan: Plan, store: RecordStore | None, progress: bool | None
-) -> list[TrialRecord]:
-    known = [store.read(trial) if store is not None else None for trial in trials]
-    done = sum(record is not None for record in known)
-    passed = sum(record is not None and record.outcome.passed for record in known)
-    records: list[TrialRecord] = []
-    with progress_bar("scoring", len(trials), done, progress) as advance:
-        for trial, record in zip(trials, known, strict=True):
-            if record is None:
-                record = score_trial(model, trial, plan)
-                if store is not None:
-                    store.write(trial, record)
-                done, passed = done + 1, passed + record.outcome.passed
-                advance(pass_rate(passed, done))
-            records.append(record)
-    return records
+def _status(records: Sequence[TrialRecord]) -> str:
+    return pass_rate(sum(record.outcome.passed for record in records), len(records))
 
 
 def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:

@@ -199,17 +199,17 @@ def test_a_killed_sweep_resumes(tiny_model, tmp_path, monkeypatch, stop_after):
     whole = ablate_sweep(model, TRIALS, heads, out=tmp_path / "whole", **options)
     ran, run = [], sweep_module._Runner.run
 
-    def interrupted(self, trial):
+    def interrupted(self, model, trial):
         if len(ran) == stop_after:
             raise KeyboardInterrupt
         ran.append(trial.trial_id)
-        return run(self, trial)
+        return run(self, model, trial)
 
     monkeypatch.setattr(sweep_module._Runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ablate_sweep(model, TRIALS, heads, out=tmp_path / "broken", **options)
     assert not (tmp_path / "broken" / "sweep.jsonl").exists()
-    monkeypatch.setattr(sweep_module._Runner, "run", lambda self, t: (ran.append(t.trial_id), run(self, t))[1])
+    monkeypatch.setattr(sweep_module._Runner, "run", lambda self, m, t: (ran.append(t.trial_id), run(self, m, t))[1])
     resumed = ablate_sweep(model, TRIALS, heads, out=tmp_path / "broken", **options)
     assert ran == [trial.trial_id for trial in TRIALS]
     assert resumed.rows == whole.rows

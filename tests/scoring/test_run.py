@@ -165,7 +165,9 @@ def test_a_killed_run_resumes(tiny_model, tmp_path, monkeypatch, stop_after):
         score_heads(model, [*PASSING, *FAILING], out=tmp_path / "broken")
     with pytest.raises(ResultFileError, match="not a finished run"):
         Scores.load(tmp_path / "broken")
-    monkeypatch.setattr(run_module, "score_trial", lambda m, t, p: (ran.append(t.trial_id), score_trial(m, t, p))[1])
+    monkeypatch.setattr(
+        run_module, "score_trial", lambda m, t, plan: (ran.append(t.trial_id), score_trial(m, t, plan))[1]
+    )
     resumed = score_heads(model, [*PASSING, *FAILING], out=tmp_path / "broken")
     assert sorted(ran) == sorted(t.trial_id for t in [*PASSING, *FAILING])
     for name in whole:
@@ -182,7 +184,9 @@ def test_more_trials_into_the_same_folder_reuse_the_finished_ones(tiny_model, tm
     score_heads(model, PASSING[:2], out=tmp_path)
     ran = []
     score_trial = run_module.score_trial
-    monkeypatch.setattr(run_module, "score_trial", lambda m, t, p: (ran.append(t.trial_id), score_trial(m, t, p))[1])
+    monkeypatch.setattr(
+        run_module, "score_trial", lambda m, t, plan: (ran.append(t.trial_id), score_trial(m, t, plan))[1]
+    )
     assert score_heads(model, PASSING, out=tmp_path).total == 3
     assert ran == [PASSING[2].trial_id]
 
@@ -214,7 +218,7 @@ def test_two_runs_into_one_folder(tiny_model, tmp_path):
 
 def test_unusable_trials_are_refused_before_any_work(tiny_model, monkeypatch):
     model = tiny_model("llama")
-    monkeypatch.setattr(run_module, "score_trial", lambda *a: pytest.fail("work was done"))
+    monkeypatch.setattr(run_module, "score_trial", lambda *_, **__: pytest.fail("work was done"))
     cases = [
         ([], "no trials"),
         ([PASSING[0], PASSING[0]], "occurs 2 times"),
