@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from .models.check import versions
 from .models.hooked import HookedModel
-from .results.files import ResultFileError, plain, read_json, to_json, write_json
+from .results.files import ResultFileError, clear_temporary, plain, read_json, to_json, write_json
 from .trials.needle import fingerprint, warn_if_repeating
 from .trials.trial import Trial, TrialGrid, read_trials, save_trials
 
@@ -162,6 +162,7 @@ class RunFolder:
         except OSError as error:
             raise ResultFileError(f"{self.folder}: cannot write there ({error.strerror or error})") from error
         try:
+            clear_temporary(self.folder)
             self._match_settings()
             yield self
         finally:
@@ -201,6 +202,10 @@ class RunFolder:
                     "among yours). Give another folder, or the same trials to resume; more trials may be added."
                 )
         save_trials(path, trials)
+
+    def damaged(self, trial: Trial, why: object) -> ResultFileError:
+        """The error for a record of a trial that cannot be used."""
+        return ResultFileError(f"{self.path(trial)}: not a record of this run's trial ({why}); delete it and run again")
 
     def path(self, trial: Trial) -> Path:
         """Where the record of a trial lies."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..choices import unknown
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
-from ..results.files import FORMAT, ResultFileError, check_format, read_json, to_json, write_json
+from ..results.files import FORMAT, UNFIT, ResultFileError, check_format, read_json, to_json, write_json
 from ..results.sweep import BASELINE, Sweep, SweepRow
 from ..runs import RunFolder, bound_trials, model_settings, prepare_trials, trials_settings
 from ..scoring.answers import decode_text
@@ -191,6 +191,10 @@ class _Runner:
         rows += [self._row(trial, arm.method, k, arm.seed, ablated[heads]) for arm, k, heads in self.cells]
         return rows
 
+    def keys(self, trial: Trial) -> list[tuple[str, int, int | None, str]]:
+        """What names the rows of one trial, see `SweepRow.key`."""
+        return [(BASELINE, 0, None, trial.trial_id)] + [(a.method, k, a.seed, trial.trial_id) for a, k, _ in self.cells]
+
     def _row(self, trial: Trial, method: str, k: int, seed: int | None, answer: Answer) -> SweepRow:
         text = decode_text(self.model.tokenizer, answer.ids)
         return SweepRow(
@@ -229,7 +233,7 @@ def best_entries(firsts: Sequence[int], room: int) -> list[int]:
 def _run_all(
     runner: _Runner, trials: Sequence[Trial], store: SweepFolder | None, progress: bool | None
 ) -> Iterator[SweepRow]:
-    known = [store.read(trial) if store is not None else None for trial in trials]
+    known = [_finished(runner, trial, store) for trial in trials]
     metric = runner.metrics[0]
     baseline = [rows[0].values[metric] for rows in known if rows]
     with progress_bar("ablating", len(trials), len(baseline), progress) as advance:
@@ -241,6 +245,16 @@ def _run_all(
                 baseline.append(rows[0].values[metric])
                 advance(f"{metric} {np.mean(baseline):.2f} before ablation")
             yield from rows
+
+
+def _finished(runner: _Runner, trial: Trial, store: SweepFolder | None) -> list[SweepRow] | None:
+    """The rows of an earlier call, which must be those that this one would make."""
+    rows = None if store is None else store.read(trial)
+    if store is None or rows is None:
+        return None
+    if [row.key for row in rows] != runner.keys(trial) or any(set(row.values) != set(runner.metrics) for row in rows):
+        raise store.damaged(trial, f"its {len(rows)} answers are not those asked for")
+    return rows
 
 
 class SweepFolder(RunFolder):
@@ -255,8 +269,8 @@ class SweepFolder(RunFolder):
         try:
             check_format(path, record)
             return [SweepRow.from_dict(row) for row in record["rows"]]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ResultFileError(f"{path}: not a trial of a sweep ({error}); delete it and run again") from error
+        except UNFIT as error:
+            raise self.damaged(trial, error) from error
 
     def write(self, trial: Trial, rows: Sequence[SweepRow]) -> None:
         """Keep the rows of a finished trial."""

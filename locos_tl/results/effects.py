@@ -70,7 +70,7 @@ class Effects:
         for name, allowed in known.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if self.n_key_value_heads < 1 or self.n_heads % self.n_key_value_heads:
+        if self.n_key_value_heads < 1 or self.n_heads < 1 or self.n_heads % self.n_key_value_heads:
             raise ValueError(f"{self.n_heads} query heads cannot share {self.n_key_value_heads} key-value heads")
         object.__setattr__(self, "per_trial", np.asarray(self.per_trial, dtype=np.float32))
         object.__setattr__(self, "trial_ids", tuple(self.trial_ids))

@@ -49,6 +49,11 @@ class Plan:
                 if "phi" in detector.reads:
                     yield f"{detector.name}_{variant}", detector, variant
 
+    def counting(self, passed: bool) -> frozenset[str]:
+        """Names of the scores that a trial counts for."""
+        named = [*((d.name, d) for d in self.detectors), *((name, d) for name, d, _ in self.further)]
+        return frozenset(name for name, d in named if passed or not d.gated)
+
     @property
     def reads(self) -> frozenset[str]:
         return frozenset().union(*(d.reads for d in self.detectors))
@@ -143,7 +148,7 @@ def check_variants(variant: str | Sequence[str]) -> tuple[str, ...]:
 def _run_all(
     model: HookedModel, trials: Sequence[Trial], plan: Plan, store: RecordStore | None, progress: bool | None
 ) -> list[TrialRecord]:
-    known = [store.read(trial) if store is not None else None for trial in trials]
+    known = [_finished(model, trial, plan, store) for trial in trials]
     done = sum(record is not None for record in known)
     passed = sum(record is not None and record.outcome.passed for record in known)
     records: list[TrialRecord] = []
@@ -157,6 +162,18 @@ def _run_all(
                 advance(pass_rate(passed, done))
             records.append(record)
     return records
+
+
+def _finished(model: HookedModel, trial: Trial, plan: Plan, store: RecordStore | None) -> TrialRecord | None:
+    """The record of an earlier call, which must hold what this one would measure."""
+    if store is None or (record := store.read(trial)) is None:
+        return None
+    if set(record.scores) != plan.counting(record.outcome.passed):
+        raise store.damaged(trial, f"it has scores of {', '.join(sorted(record.scores))[:80] or 'no detector'}")
+    shapes = {array.shape for array in (*record.scores.values(), *record.seen.values())}
+    if not shapes <= {(model.n_layers, model.n_heads)}:
+        raise store.damaged(trial, f"it is not for {model.n_layers} layers x {model.n_heads} heads")
+    return record
 
 
 def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
