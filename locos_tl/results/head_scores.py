@@ -56,8 +56,6 @@ class HeadScores:
             raise ValueError(f"per_trial must be [trial, layer, head] with no empty axis, got shape {scores.shape}")
         if len(self.trial_ids) != scores.shape[0]:
             raise ValueError(f"{len(self.trial_ids)} trial ids for {scores.shape[0]} rows of scores")
-        if len(set(self.trial_ids)) < len(self.trial_ids):
-            raise ValueError("a trial id occurs twice")
         if self.n_total < scores.shape[0]:
             raise ValueError(f"{scores.shape[0]} trials cannot count when {self.n_total} were run")
         if self.n_key_value_heads < 1 or scores.shape[2] % self.n_key_value_heads:
@@ -65,6 +63,8 @@ class HeadScores:
         seen = np.ones(scores.shape, bool) if self.seen is None else np.asarray(self.seen, dtype=bool)
         if seen.shape != scores.shape:
             raise ValueError(f"seen has shape {seen.shape}, per_trial {scores.shape}")
+        if len(set(self.trial_ids)) < len(self.trial_ids):
+            raise ValueError("a trial id occurs twice")
         object.__setattr__(self, "per_trial", scores)
         object.__setattr__(self, "seen", seen)
         object.__setattr__(self, "trial_ids", tuple(self.trial_ids))
