@@ -34,7 +34,7 @@ from .options import (
     make_trials,
     words,
 )
-from .output import print_path, print_scores
+from .output import degrade, print_path, print_scores
 
 _FLOW = ("demo", "check", "score", "report", "compare", "export", "ablate", "patch", "validate", "model")
 
@@ -72,6 +72,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     while "--debug" in sys.argv:
         sys.argv.remove("--debug")
+    degrade()
     with plain_notices():
         try:
             app()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from .errors import visible
 
 if TYPE_CHECKING:
     from ..models.check import CheckReport
@@ -58,9 +63,36 @@ def print_check(report: CheckReport) -> None:
 
 def print_json(value: Any) -> None:
     """One value as strict JSON."""
+    import json
+
     from ..results.files import to_json
 
-    typer.echo(to_json(value))
+    text = to_json(value)
+    if not _unicode_out():  # an escape that JSON knows, before one that it does not
+        text = json.dumps(json.loads(text))
+    typer.echo(text)
+
+
+def degrade() -> None:
+    """Let a stream that knows only some characters (under LC_ALL=C, say) show others by their code, not fail."""
+    codecs.register_error("locos_tl", _byte_or_code)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="locos_tl")
+
+
+def _byte_or_code(error: UnicodeError) -> tuple[bytes, int]:
+    """The bytes of a path that Python could not decode as they were; of any other character its code."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    there = error.object[error.start : error.end]
+    coded = (bytes([ord(c) - 0xDC00]) if "\udc80" <= c <= "\udcff" else c.encode("unicode_escape") for c in there)
+    return b"".join(coded), error.end
+
+
+def _unicode_out() -> bool:
+    """Whether stdout can show every character."""
+    return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def print_path(key: str, path: Path, as_json: bool, **about: Any) -> None:
@@ -81,11 +113,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = ""
     from rich.text import Text
 
     console = Console()
-    columns = list(rows[0]) if rows else []
-    cells = [[_plain(row[column]) for column in columns] for row in rows]
+    columns = [visible(column) for column in rows[0]] if rows else []
+    cells = [list(map(visible, row.values())) for row in rows]
     right = [all(map(_is_number, values)) for values in zip(*cells, strict=True)]
     if console.is_terminal:
-        table = Table(title=Text(_plain(title)) if title else None)
+        table = Table(title=Text(visible(title)) if title else None)
         for column, to_right in zip(columns, right, strict=True):
             table.add_column(Text(column), justify="right" if to_right else "left")
         for row in cells:
@@ -93,7 +125,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = ""
         console.print(table)
         return
     widths = [max(map(len, values)) for values in zip(columns, *cells, strict=True)]
-    for line in ([_plain(title)] if title else []) + [
+    for line in ([visible(title)] if title else []) + [
         "  ".join(
             text.rjust(width) if to_right else text.ljust(width)
             for text, width, to_right in zip(row, widths, right, strict=True)
@@ -101,11 +133,6 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = ""
         for row in ([columns, *cells] if columns else [])
     ]:
         typer.echo(line)
-
-
-def _plain(value: Any) -> str:
-    """Text on one line in which control characters are seen, not obeyed: names come from anywhere."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
 
 
 def _is_number(cell: str) -> bool:
@@ -189,8 +216,8 @@ def print_late(late: LateLayers, as_json: bool) -> None:
     ]
     print_rows(rows, False, title=f"where the positive mass lies, {late.n_trials} trials")
     if len(missed):
-        typer.echo(f"high {late.causal_name}, low {late.reference}: {', '.join(missed['head'])}")
-    typer.echo(f"late-layer concentration: {late.verdict}. {late.reason}")
+        typer.echo(f"high {visible(late.causal_name)}, low {visible(late.reference)}: {', '.join(missed['head'])}")
+    typer.echo(f"late-layer concentration: {late.verdict}. {visible(late.reason)}")
 
 
 def late_json(late: LateLayers) -> dict[str, Any]:

@@ -307,5 +307,5 @@ def load_effects(folder: str | Path) -> dict[str, Effects]:
     paths = {kind: Path(folder) / f"{kind}.safetensors" for kind in KINDS}
     found = {kind: Effects.load(path) for kind, path in paths.items() if path.is_file()}
     if not found:
-        raise ResultFileError(f"{folder}: holds no finished effects; run the same `locos-tl patch … --out` again")
+        raise ResultFileError(f"{folder}: holds no finished effects; run the same `locos-tl patch ... --out` again")
     return found

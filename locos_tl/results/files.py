@@ -26,8 +26,16 @@ DEEPEST = 100
 """Lists and objects that a JSON file may hold one within another."""
 
 
+LONGEST_MESSAGE = 900
+"""Characters of a message: what a file holds may be quoted in it."""
+
+
 class ResultFileError(ValueError):
-    """A result file that cannot be used; says which file, what is wrong and what to do."""
+    """A result file that cannot be used; says which file, what is wrong and what to do, on one line of some length."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.splitlines())
+        super().__init__(line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ...")
 
 
 def write_atomic(path: Path, data: bytes) -> None:

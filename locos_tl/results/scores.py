@@ -241,7 +241,7 @@ class Scores(Mapping[str, HeadScores]):
             raise ResultFileError(f"{folder}: {'a file, not a run folder' if folder.exists() else 'no such folder'}")
         if not (folder / "run.json").is_file():
             raise ResultFileError(
-                f"{folder}: no run.json, so not a finished run; run the same `locos-tl score … --out` again to resume"
+                f"{folder}: no run.json, so not a finished run; run the same `locos-tl score ... --out` again to resume"
             )
         run = read_json(folder / "run.json")
         if not isinstance(run, dict) or run.get("kind") != "Scores" or not isinstance(run.get("detectors"), list):
