@@ -18,7 +18,7 @@ import numpy as np
 from ..choices import unknown
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
-from ..results.files import FORMAT, UNFIT, ResultFileError, check_format, read_json, to_json, write_json
+from ..results.files import FORMAT, UNFIT, check_format, read_json, to_json, write_json
 from ..results.sweep import BASELINE, Sweep, SweepRow
 from ..runs import RunFolder, bound_trials, model_settings, prepare_trials, trials_settings
 from ..scoring.answers import decode_text

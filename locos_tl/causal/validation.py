@@ -17,7 +17,7 @@ from ..choices import did_you_mean
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
 from ..results.effects import Effects
-from ..results.files import ResultFileError, read_arrays, write_arrays
+from ..results.files import read_arrays, write_arrays
 from ..results.late_layers import LateLayers, late_layers
 from ..results.scores import Scores
 from ..runs import RunFolder, bound_trials, model_settings, named, prepare_trials, trials_settings

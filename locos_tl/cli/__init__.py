@@ -34,7 +34,7 @@ from .options import (
     make_trials,
     words,
 )
-from .output import degrade, print_path, print_scores
+from .output import degrade, print_path, print_scores, say
 
 _FLOW = ("demo", "check", "score", "report", "compare", "export", "ablate", "patch", "validate", "model")
 
@@ -151,7 +151,7 @@ def score(
     )
     print_scores(scores, top, as_json)
     if not as_json:
-        typer.echo(f"written to {out}; look at it with: locos-tl report {out}")
+        say(f"written to {out}; look at it with: locos-tl report {out}")
 
 
 @app.command()

@@ -31,7 +31,7 @@ from .options import (
     numbers,
     words,
 )
-from .output import print_effects, print_late, print_sweep
+from .output import print_effects, print_late, print_sweep, say
 
 
 @app.command()
@@ -121,7 +121,7 @@ def ablate(
     )
     print_sweep(sweep, as_json)
     if not as_json:
-        typer.echo(f"written to {out}; look at it with: locos-tl report {scores} --sweep {out}")
+        say(f"written to {out}; look at it with: locos-tl report {scores} --sweep {out}")
 
 
 EVALUATION_SEED, CALIBRATION_SEED = 43, 44
@@ -174,7 +174,7 @@ def patch(
     )
     print_effects(found, top, as_json)
     if not as_json:
-        typer.echo(f"written to {out}")
+        say(f"written to {out}")
 
 
 @app.command()
@@ -218,4 +218,4 @@ def validate(
     )
     print_late(result, as_json)
     if not as_json:
-        typer.echo(f"written to {out}; look at it with: locos-tl report {scores} --late {out}")
+        say(f"written to {out}; look at it with: locos-tl report {scores} --late {out}")

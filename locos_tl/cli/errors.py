@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..text import readable
+
 EXPECTED = (ValueError, KeyError, RuntimeError, OSError, FloatingPointError, MemoryError)
 """Errors that a user can mend; any other is a fault of ours and keeps its traceback."""
 
@@ -34,7 +36,7 @@ def told(error: BaseException) -> str:
 
 def visible(value: Any) -> str:
     """Text on one line in which control characters are seen, not obeyed: names come from anywhere."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in readable(str(value)))
 
 
 def _told(error: BaseException) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,36 +63,20 @@ def print_check(report: CheckReport) -> None:
 
 def print_json(value: Any) -> None:
     """One value as strict JSON."""
-    import json
-
     from ..results.files import to_json
 
-    text = to_json(value)
-    if not _unicode_out():  # an escape that JSON knows, before one that it does not
-        text = json.dumps(json.loads(text))
-    typer.echo(text)
+    typer.echo(to_json(value))
+
+
+def say(text: str) -> None:
+    """One line for people."""
+    typer.echo(visible(text))
 
 
 def degrade() -> None:
-    """Let a stream that knows only some characters (under LC_ALL=C, say) show others by their code, not fail."""
-    codecs.register_error("locos_tl", _byte_or_code)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="locos_tl")
-
-
-def _byte_or_code(error: UnicodeError) -> tuple[bytes, int]:
-    """The bytes of a path that Python could not decode as they were; of any other character its code."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    there = error.object[error.start : error.end]
-    coded = (bytes([ord(c) - 0xDC00]) if "\udc80" <= c <= "\udcff" else c.encode("unicode_escape") for c in there)
-    return b"".join(coded), error.end
-
-
-def _unicode_out() -> bool:
-    """Whether stdout can show every character."""
-    return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    """Let stdout show a character that it does not know (under LC_ALL=C, say) by its code, not fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_path(key: str, path: Path, as_json: bool, **about: Any) -> None:
@@ -100,7 +84,7 @@ def print_path(key: str, path: Path, as_json: bool, **about: Any) -> None:
     if as_json:
         print_json({key: str(path), **about})
     else:
-        typer.echo(str(path))
+        typer.echo(os.fsencode(path) if os.name == "posix" else str(path))  # its own bytes, whatever the locale
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = "") -> None:

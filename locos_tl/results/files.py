@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..text import readable
 
 FORMAT = 1
 """Version of the result files; readers refuse a newer one."""
@@ -80,9 +81,9 @@ def result_path(path: str | Path, name: str) -> Path:
 def plain(value: Any) -> Any:
     """A JSON-safe copy: numpy scalars become Python's, NaN and infinities null, sets sorted lists."""
     if isinstance(value, str):
-        return _unicode(value)
+        return readable(value)
     if isinstance(value, Mapping):
-        return {_unicode(str(k)): plain(v) for k, v in value.items()}
+        return {readable(str(k)): plain(v) for k, v in value.items()}
     if isinstance(value, set | frozenset):
         return [plain(v) for v in sorted(value, key=str)]
     if isinstance(value, list | tuple):
@@ -94,20 +95,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _unicode(text: str) -> str:
-    """Text that can be written: under an ASCII locale Python keeps other bytes of a path as halves of characters."""
-    try:
-        text.encode()
-        return text
-    except UnicodeEncodeError:
-        halves_to_bytes = text.encode("utf-8", "surrogatepass" if _HALVES.search(text) else "surrogateescape")
-        return halves_to_bytes.decode("utf-8", "replace")
-
-
-_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Halves of characters that stand for no byte."""
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

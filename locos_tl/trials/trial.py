@@ -184,7 +184,9 @@ class Trial:
         unknown = set(row) - {f.name for f in fields(cls)}
         missing = {"prompt_ids", "needle_span", "answer"} - set(row)
         if unknown or missing:
-            raise ValueError(f"unknown field {sorted(unknown)[0][:40]!r}" if unknown else f"no field {sorted(missing)[0]!r}")
+            raise ValueError(
+                f"unknown field {sorted(unknown)[0][:40]!r}" if unknown else f"no field {sorted(missing)[0]!r}"
+            )
         values = dict(row)
         for field in fields(cls):
             if field.name not in values:

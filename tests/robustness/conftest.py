@@ -34,7 +34,8 @@ class Zygote:
 
     def run(self, **job: Any) -> Ended:
         """One run; see `tests.robustness.zygote.run` for what it can be asked."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         asked = {name: str(value) if isinstance(value, Path) else value for name, value in job.items()}
         print(json.dumps(asked | {"log": str(self.log)}), file=self.process.stdin, flush=True)
         told = json.loads(self.process.stdout.readline())

@@ -452,9 +452,9 @@ def test_every_text_file_is_opened_with_an_encoding():
             if called in ("read_text", "write_text"):
                 assert named, f"{path}:{node.lineno}"
             if called in ("open", "fdopen") and given:
-                assert named or any("b'" in mode or mode.startswith("os.O_") or "os.devnull" in mode for mode in given), (
-                    f"{path}:{node.lineno}"
-                )
+                assert named or any(
+                    "b'" in mode or mode.startswith("os.O_") or "os.devnull" in mode for mode in given
+                ), f"{path}:{node.lineno}"
 
 
 def test_messages_obey_no_control_character(tmp_path, capsys):
