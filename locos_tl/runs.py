@@ -14,7 +14,7 @@ from .executors import Executor, Work
 from .models.check import versions
 from .models.hooked import HookedModel
 from .progress import progress_bar
-from .results.files import ResultFileError, plain, read_json, to_json, write_json
+from .results.files import ResultFileError, clear_temporary, plain, read_json, to_json, write_json
 from .trials.needle import fingerprint, warn_if_repeating
 from .trials.trial import Trial, TrialGrid, read_trials, save_trials
 
@@ -164,6 +164,7 @@ class RunFolder:
         except OSError as error:
             raise ResultFileError(f"{self.folder}: cannot write there ({error.strerror or error})") from error
         try:
+            clear_temporary(self.folder)
             self._match_settings()
             yield self
         finally:
@@ -204,6 +205,10 @@ class RunFolder:
                 )
         save_trials(path, trials)
 
+    def damaged(self, trial: Trial, why: object) -> ResultFileError:
+        """The error for a record of a trial that cannot be used."""
+        return ResultFileError(f"{self.path(trial)}: not a record of this run's trial ({why}); delete it and run again")
+
     def path(self, trial: Trial) -> Path:
         """Where the record of a trial lies."""
         return self.folder / "trials" / f"{trial_digest(trial)}{self.suffix}"
@@ -225,6 +230,7 @@ def run_trials(
     *,
     what: str,
     status: Callable[[Sequence[Any]], str],
+    check: Callable[[Trial, Any], None] | None = None,
     progress: bool | None = None,
 ) -> list[Any]:
     """The record of every trial, in the order of the trials; those already finished are read, not run again.
@@ -236,11 +242,17 @@ def run_trials(
         store: keeps every record as it comes in.
         what: name of the work, for the bar.
         status: a few words on the records so far, of which the newest is the last.
+        check: refuses a record of an earlier call, by a ValueError, when it is not what ``work`` would make.
         progress: show a bar; default: when stderr is a terminal.
     """
     records = {}
     for trial in trials:
         if store is not None and (record := store.read(trial)) is not None:
+            try:
+                if check is not None:
+                    check(trial, record)
+            except ValueError as error:
+                raise store.damaged(trial, str(error)) from None
             records[trial.trial_id] = record
     left = [trial for trial in trials if trial.trial_id not in records]
     with progress_bar(what, len(trials), len(records), progress) as advance, closing(executor.run(work, left)) as run:

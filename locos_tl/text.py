@@ -12,12 +12,25 @@ _BREAKS = "\n\t"
 # C0 and C1 controls, lone surrogates, and the marks that reverse the direction of the text around them.
 _UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]")
 
+# Halves of characters that do not stand for a byte.
+_NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+
 
 def _visible(match: re.Match[str]) -> str:
     char = match[0]
     if char in _BREAKS:
         return char
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"[U+{ord(char):04X}]"
+
+
+def readable(text: str) -> str:
+    """Text that can be written: under an ASCII locale Python keeps other bytes of a path as halves of characters."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        as_bytes = text.encode("utf-8", "surrogatepass" if _NO_BYTE.search(text) else "surrogateescape")
+        return as_bytes.decode("utf-8", "replace")
 
 
 def clean(value: Any, limit: int | None = None) -> str:

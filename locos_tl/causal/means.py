@@ -99,6 +99,8 @@ class HeadMeans:
             )
             if any(m.dim() != 3 or sample[at].shape[1:] != m.shape for at, m in mean.items()):
                 raise ResultFileError(f"{path}: its arrays do not fit each other")
+            if not all(torch.isfinite(values).all() for values in (*mean.values(), *sample.values())):
+                raise ResultFileError(f"{path}: holds values that are not finite")
             return cls(
                 mean,
                 sample,

@@ -18,7 +18,7 @@ import numpy as np
 from ..choices import unknown
 from ..executors import executor_for
 from ..models.hooked import HookedModel
-from ..results.files import FORMAT, ResultFileError, check_format, read_json, to_json, write_json
+from ..results.files import FORMAT, UNFIT, check_format, read_json, to_json, write_json
 from ..results.sweep import BASELINE, Sweep, SweepRow
 from ..runs import RunFolder, bound_trials, model_settings, prepare_trials, run_trials, trials_settings
 from ..scoring.answers import decode_text
@@ -132,7 +132,16 @@ def ablate_sweep(
         store = block.enter_context(SweepFolder(Path(out), settings).open()) if out is not None else None
         if store is not None:
             store.claim(ready)
-        by_trial = run_trials(runner.run, ready, where, store, what="ablating", status=runner.status, progress=progress)
+        by_trial = run_trials(
+            runner.run,
+            ready,
+            where,
+            store,
+            what="ablating",
+            status=runner.status,
+            check=runner.check,
+            progress=progress,
+        )
         sweep = Sweep(
             rows=tuple(row for rows in by_trial for row in rows),
             rankings={arm.name: arm.heads for arm in arms},
@@ -203,6 +212,19 @@ class _Runner:
         metric = self.metrics[0]
         return f"{metric} {np.mean([rows[0].values[metric] for rows in records]):.2f} before ablation"
 
+    def keys(self, trial: Trial) -> list[tuple[str, int, int | None, str]]:
+        """What names the rows of one trial, see `SweepRow.key`."""
+        return [(BASELINE, 0, None, trial.trial_id)] + [(a.method, k, a.seed, trial.trial_id) for a, k, _ in self.cells]
+
+    def check(self, trial: Trial, rows: Sequence[SweepRow]) -> None:
+        """Refuse rows of an earlier call that are not those that this one would make.
+
+        Raises:
+            ValueError: saying what does not fit.
+        """
+        if [r.key for r in rows] != self.keys(trial) or any(set(r.values) != set(self.metrics) for r in rows):
+            raise ValueError(f"its {len(rows)} answers are not those asked for")
+
     def _row(self, model: HookedModel, trial: Trial, method: str, k: int, seed: int | None, answer: Answer) -> SweepRow:
         text = decode_text(model.tokenizer, answer.ids)
         return SweepRow(
@@ -250,8 +272,8 @@ class SweepFolder(RunFolder):
         try:
             check_format(path, record)
             return [SweepRow.from_dict(row) for row in record["rows"]]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ResultFileError(f"{path}: not a trial of a sweep ({error}); delete it and run again") from error
+        except UNFIT as error:
+            raise self.damaged(trial, error) from error
 
     def write(self, trial: Trial, rows: Sequence[SweepRow]) -> None:
         """Keep the rows of a finished trial."""

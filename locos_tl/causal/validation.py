@@ -18,7 +18,7 @@ from ..choices import did_you_mean
 from ..executors import executor_for
 from ..models.hooked import HookedModel
 from ..results.effects import Effects
-from ..results.files import ResultFileError, read_arrays, write_arrays
+from ..results.files import read_arrays, write_arrays
 from ..results.late_layers import LateLayers, late_layers
 from ..results.scores import Scores
 from ..runs import RunFolder, bound_trials, model_settings, named, prepare_trials, run_trials, trials_settings
@@ -181,7 +181,8 @@ def _answered(model: HookedModel, trials: TrialGrid | Sequence[Trial], scores: S
     """The trials that count in the scores, with the answers that were given there."""
     for name in COMPARED:
         scores[name].require_fit(model.n_layers, model.n_heads)
-    weights = scores.provenance.get("model", {}).get("weights")
+    model_told = scores.provenance.get("model")
+    weights = model_told.get("weights") if isinstance(model_told, Mapping) else None
     if weights is not None and weights != model.weights_fingerprint():
         raise ValueError("the scores are of another model (its weights differ)")
     bound = named(bound_trials(model, trials))
@@ -223,10 +224,12 @@ class _Folder(RunFolder):
         if not path.exists():
             return None
         arrays, meta = read_arrays(path)
-        if meta.get("kind") != "PatchedTrial" or not {"clean", "corrupt", *self.settings["patching"]["kinds"]} <= set(
-            arrays
-        ):
-            raise ResultFileError(f"{path}: not a patched trial; delete it and run again")
+        if meta.get("kind") != "PatchedTrial" or meta.get("trial_id") != trial.trial_id:
+            raise self.damaged(trial, "it is none of a patched trial of this name")
+        heads = self.settings["model"]["n_layers"], self.settings["model"]["n_heads"]
+        shapes = {"clean": (1,), "corrupt": (1,)} | dict.fromkeys(self.settings["patching"]["kinds"], heads)
+        if {name: array.shape for name, array in arrays.items()} != shapes:
+            raise self.damaged(trial, "its effects are not those asked for")
         return arrays
 
     def write(self, trial: Trial, record: Mapping[str, np.ndarray]) -> None:

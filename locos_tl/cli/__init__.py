@@ -37,7 +37,7 @@ from .options import (
     make_trials,
     words,
 )
-from .output import print_path, print_scores
+from .output import degrade, print_path, print_scores, say
 
 _FLOW = ("demo", "check", "score", "report", "compare", "export", "ablate", "patch", "validate", "model")
 
@@ -75,6 +75,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     while "--debug" in sys.argv:
         sys.argv.remove("--debug")
+    degrade()
     with plain_notices():
         try:
             app()
@@ -157,7 +158,7 @@ def score(
     )
     print_scores(scores, top, as_json)
     if not as_json:
-        typer.echo(f"written to {out}; look at it with: locos-tl report {out}")
+        say(f"written to {out}; look at it with: locos-tl report {out}")
 
 
 @app.command()

@@ -34,7 +34,7 @@ from .options import (
     numbers,
     words,
 )
-from .output import print_effects, print_late, print_sweep
+from .output import print_effects, print_late, print_sweep, say
 
 
 @app.command()
@@ -129,7 +129,7 @@ def ablate(
     )
     print_sweep(sweep, as_json)
     if not as_json:
-        typer.echo(f"written to {out}; look at it with: locos-tl report {scores} --sweep {out}")
+        say(f"written to {out}; look at it with: locos-tl report {scores} --sweep {out}")
 
 
 EVALUATION_SEED, CALIBRATION_SEED = 43, 44
@@ -186,7 +186,7 @@ def patch(
     )
     print_effects(found, top, as_json)
     if not as_json:
-        typer.echo(f"written to {out}")
+        say(f"written to {out}")
 
 
 @app.command()
@@ -234,4 +234,4 @@ def validate(
     )
     print_late(result, as_json)
     if not as_json:
-        typer.echo(f"written to {out}; look at it with: locos-tl report {scores} --late {out}")
+        say(f"written to {out}; look at it with: locos-tl report {scores} --late {out}")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..text import readable
+
 EXPECTED = (ValueError, KeyError, RuntimeError, OSError, FloatingPointError, MemoryError)
 """Errors that a user can mend; any other is a fault of ours and keeps its traceback."""
 
@@ -22,11 +24,22 @@ _CAUSES = {
     errno.ENOTDIR: "a part of this path is a file, not a folder",
     errno.EEXIST: "a file of this name is in the way",
     errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "larger than a file may be here",
 }
 
 
 def told(error: BaseException) -> str:
-    """The message of an expected error."""
+    """The message of an expected error, in which control characters are seen, not obeyed."""
+    return "\n".join(map(visible, _told(error).split("\n")))
+
+
+def visible(value: Any) -> str:
+    """Text on one line in which control characters are seen, not obeyed: names come from anywhere."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in readable(str(value)))
+
+
+def _told(error: BaseException) -> str:
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])  # str() of a KeyError is a repr
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
@@ -62,8 +75,8 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one message."""
-        print(self.format(record), file=sys.stderr)
+        print(visible(self.format(record)), file=sys.stderr)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {visible(message)}", file=sys.stderr)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from .errors import visible
 
 if TYPE_CHECKING:
     from ..models.check import CheckReport
@@ -63,12 +68,23 @@ def print_json(value: Any) -> None:
     typer.echo(to_json(value))
 
 
+def say(text: str) -> None:
+    """One line for people."""
+    typer.echo(visible(text))
+
+
+def degrade() -> None:
+    """Let stdout show a character that it does not know (under LC_ALL=C, say) by its code, not fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def print_path(key: str, path: Path, as_json: bool, **about: Any) -> None:
     """Where something lies: the bare path, for `$(...)`, or JSON."""
     if as_json:
         print_json({key: str(path), **about})
     else:
-        typer.echo(str(path))
+        typer.echo(os.fsencode(path) if os.name == "posix" else str(path))  # its own bytes, whatever the locale
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = "") -> None:
@@ -81,11 +97,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = ""
     from rich.text import Text
 
     console = Console()
-    columns = list(rows[0]) if rows else []
-    cells = [[_plain(row[column]) for column in columns] for row in rows]
+    columns = [visible(column) for column in rows[0]] if rows else []
+    cells = [list(map(visible, row.values())) for row in rows]
     right = [all(map(_is_number, values)) for values in zip(*cells, strict=True)]
     if console.is_terminal:
-        table = Table(title=Text(_plain(title)) if title else None)
+        table = Table(title=Text(visible(title)) if title else None)
         for column, to_right in zip(columns, right, strict=True):
             table.add_column(Text(column), justify="right" if to_right else "left")
         for row in cells:
@@ -93,7 +109,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = ""
         console.print(table)
         return
     widths = [max(map(len, values)) for values in zip(columns, *cells, strict=True)]
-    for line in ([_plain(title)] if title else []) + [
+    for line in ([visible(title)] if title else []) + [
         "  ".join(
             text.rjust(width) if to_right else text.ljust(width)
             for text, width, to_right in zip(row, widths, right, strict=True)
@@ -101,11 +117,6 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, title: str = ""
         for row in ([columns, *cells] if columns else [])
     ]:
         typer.echo(line)
-
-
-def _plain(value: Any) -> str:
-    """Text on one line in which control characters are seen, not obeyed: names come from anywhere."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
 
 
 def _is_number(cell: str) -> bool:
@@ -189,8 +200,8 @@ def print_late(late: LateLayers, as_json: bool) -> None:
     ]
     print_rows(rows, False, title=f"where the positive mass lies, {late.n_trials} trials")
     if len(missed):
-        typer.echo(f"high {late.causal_name}, low {late.reference}: {', '.join(missed['head'])}")
-    typer.echo(f"late-layer concentration: {late.verdict}. {late.reason}")
+        typer.echo(f"high {visible(late.causal_name)}, low {visible(late.reference)}: {', '.join(missed['head'])}")
+    typer.echo(f"late-layer concentration: {late.verdict}. {visible(late.reason)}")
 
 
 def late_json(late: LateLayers) -> dict[str, Any]:

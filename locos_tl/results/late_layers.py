@@ -48,7 +48,16 @@ _EFFECTS = {
     "direct": "direct effect",
     "attribution": "attribution estimate of the total effect",
 }
-_SETTINGS = ("reference", "causal", "n_resamples", "n_permutations", "margin", "seed")
+_SETTINGS: Mapping[str, Any] = {
+    "reference": str,
+    "causal": str,
+    "n_resamples": int,
+    "n_permutations": int,
+    "margin": float,
+    "seed": int,
+}
+MOST_DRAWS = 10**6
+"""Resamples or permutations in a file: more would take all memory when its numbers are first asked for."""
 
 
 def late_layers(
@@ -112,6 +121,8 @@ class LateLayers:
                 raise ValueError(f"no {role} map {getattr(self, role)!r}; there are: {', '.join(self.maps) or 'none'}")
         if min(self.n_resamples, self.n_permutations) < 1 or not 0 <= self.margin < 1:
             raise ValueError("n_resamples and n_permutations must be at least 1, margin at least 0 and below 1")
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
         truth = self.maps[self.causal]
         for name, scores in self.maps.items():
             if scores.per_trial.shape[1:] != truth.per_trial.shape[1:]:
@@ -365,4 +376,7 @@ class LateLayers:
                 )
                 for index, about in enumerate(meta["maps"])
             }
-            return cls(maps, **{name: meta["settings"][name] for name in _SETTINGS})
+            settings = {name: kind(meta["settings"][name]) for name, kind in _SETTINGS.items()}
+            if max(settings["n_resamples"], settings["n_permutations"]) > MOST_DRAWS:
+                raise ValueError(f"more than {MOST_DRAWS} resamples or permutations")
+            return cls(maps, **settings)

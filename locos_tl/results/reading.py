@@ -19,6 +19,16 @@ _INDICES = ("shared", "own", "promoted", "suppressed")
 _VALUES = ("attention", "own_attention", "phi", "own_phi", "phi_total", "promoted_logits", "suppressed_logits")
 
 
+def _indices(values: Any, name: str) -> Array:
+    """Whole numbers as int32, or an error where that changes one."""
+    given = np.asarray(values)
+    with np.errstate(invalid="ignore"):
+        whole = given.astype(np.int32)
+    if not (whole == given).all():
+        raise ValueError(f"{name} holds what is no index")
+    return whole
+
+
 @dataclass(frozen=True, eq=False)
 class HeadReading:
     """One trial seen through every head, at the answer steps.
@@ -77,11 +87,13 @@ class HeadReading:
 
     def __post_init__(self) -> None:
         for name in _INDICES:
-            object.__setattr__(self, name, np.asarray(getattr(self, name), np.int32))
+            object.__setattr__(self, name, _indices(getattr(self, name), name))
         for name in _VALUES:
             object.__setattr__(self, name, np.asarray(getattr(self, name), np.float32))
             if not np.isfinite(getattr(self, name)).all():
                 raise ValueError(f"{name} of trial {self.trial_id!r} is not finite")
+        if self.attention.ndim != 3 or self.own.ndim != 3 or self.promoted.ndim != 3 or not self.variants:
+            raise ValueError("attention, own and promoted must be [layer, head, ...], of at least one variant of phi")
         n_layers, n_heads, n_shared = self.attention.shape
         n_own, n_variants, n_tokens = self.own.shape[-1], len(self.variants), self.promoted.shape[-1]
         cells = (n_layers, n_heads)
@@ -104,9 +116,12 @@ class HeadReading:
                 f"needle {self.needle_span}, prompt {self.n_prompt} and keys {self.n_keys} "
                 f"do not fit {len(self.ids)} tokens"
             )
-        for name in ("shared", "own"):
-            if (found := getattr(self, name)).size and not -1 <= found.min() <= found.max() < self.n_keys:
+        for name, least in (("shared", 0), ("own", -1)):
+            if (found := getattr(self, name)).size and not least <= found.min() <= found.max() < self.n_keys:
                 raise ValueError(f"{name} holds a position outside the {self.n_keys} that can be attended to")
+        for name in ("promoted", "suppressed"):
+            if not set(np.unique(getattr(self, name)).tolist()) <= set(self.vocabulary):
+                raise ValueError(f"{name} holds a token whose text is not in the vocabulary")
         if any(not 0 <= step < len(self.ids) - self.n_prompt for step in self.answer_steps):
             raise ValueError(f"answer steps {self.answer_steps} are outside the generated text")
 

@@ -64,7 +64,7 @@ class TrialOutcome:
             raise ResultFileError("not a trial outcome: no JSON object")
         known = {f.name: f for f in fields(cls)}
         if unknown := set(row) - set(known):
-            raise ResultFileError(f"not a trial outcome: unknown field {min(map(str, unknown))!r}")
+            raise ResultFileError(f"not a trial outcome: unknown field {min(map(str, unknown))[:40]!r}")
         values = dict(row)
         for name, about in known.items():
             if name in values:
@@ -173,8 +173,13 @@ class Scores(Mapping[str, HeadScores]):
         return pd.DataFrame(rows)
 
     def __repr__(self) -> str:
-        model = self.provenance.get("model", {}).get("name", "?")
-        return f"Scores({', '.join(self.heads)}; {self.passed} of {self.total} trials passed; model {model!r})"
+        return f"Scores({', '.join(self.heads)}; {self.passed} of {self.total} trials passed; model {self.model!r})"
+
+    @property
+    def model(self) -> str:
+        """Name of the model; "?" when the provenance does not tell."""
+        told = self.provenance.get("model")
+        return str(told.get("name", "?")) if isinstance(told, Mapping) else str(told or "?")
 
     def _repr_html_(self) -> str:
         from .. import html
@@ -189,10 +194,8 @@ class Scores(Mapping[str, HeadScores]):
             }
             for name, held in self.items()
         ]
-        model = self.provenance.get("model", {})
-        told = model.get("name", "?") if isinstance(model, Mapping) else model
         rate = f" ({self.pass_rate:.0%})" if self.total else ""
-        about = html.line(f"model {told}", "split-half: rank correlation of two halves of the trials")
+        about = html.line(f"model {self.model}", "split-half: rank correlation of two halves of the trials")
         title = f"Scores: {self.passed} of {self.total} trials passed{rate}"
         return html.card(title, about, html.table(rows))
 
@@ -238,7 +241,7 @@ class Scores(Mapping[str, HeadScores]):
             raise ResultFileError(f"{folder}: {'a file, not a run folder' if folder.exists() else 'no such folder'}")
         if not (folder / "run.json").is_file():
             raise ResultFileError(
-                f"{folder}: no run.json, so not a finished run; run the same `locos-tl score … --out` again to resume"
+                f"{folder}: no run.json, so not a finished run; run the same `locos-tl score ... --out` again to resume"
             )
         run = read_json(folder / "run.json")
         if not isinstance(run, dict) or run.get("kind") != "Scores" or not isinstance(run.get("detectors"), list):
@@ -249,11 +252,17 @@ class Scores(Mapping[str, HeadScores]):
             raise ResultFileError(f"{folder}/run.json: its provenance is no JSON object")
         names = _plain_names(run["detectors"], folder / "run.json")
         heads = {name: HeadScores.load(folder / "scores" / f"{name}.safetensors") for name in names}
+        shapes = {held.per_trial.shape[1:] for held in heads.values()}
+        if len(shapes) > 1:
+            raise ResultFileError(f"{folder}/scores: of models of different sizes, {sorted(shapes)} [layer, head]")
         holds = run["holds"] if isinstance(run.get("holds"), Mapping) else {}
         for name, held in heads.items():
             if held.detector != holds.get(name, held.detector):
                 raise ResultFileError(f"{folder}/scores/{name}.safetensors: holds the scores of {held.detector!r}")
-        scores = cls(heads, _read_outcomes(folder / "outcomes.jsonl"), provenance, _read_readings(folder, run))
+        outcomes = _read_outcomes(folder / "outcomes.jsonl")
+        if len({o.trial_id for o in outcomes}) < len(outcomes):
+            raise ResultFileError(f"{folder}/outcomes.jsonl: a trial occurs twice")
+        scores = cls(heads, outcomes, provenance, _read_readings(folder, run))
         if (scores.passed, scores.total) != (run.get("passed"), run.get("total")):
             raise ResultFileError(
                 f"{folder}: {scores.passed} of {scores.total} outcomes passed, "

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from .. import html
 from ..choices import did_you_mean
 from . import statistics
-from .files import FORMAT, ResultFileError, check_format, read_numbered_jsonl, result_path, write_jsonl
+from .files import FORMAT, UNFIT, ResultFileError, check_format, read_numbered_jsonl, result_path, write_jsonl
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +81,7 @@ class SweepRow:
         """
         if not isinstance(row, Mapping) or set(row) != set(_FIELDS):
             fields = f"the fields {', '.join(sorted(row))}" if isinstance(row, Mapping) else "no JSON object"
-            raise ValueError(f"not an answer of a sweep: expected {', '.join(_FIELDS)}, found {fields[:200]}")
+            raise ValueError(f"not an answer of a sweep: expected {', '.join(_FIELDS)}, found {fields[:200]!r}")
         for name, fits in _FIELDS.items():
             if not fits(row[name]):
                 raise ValueError(f"not an answer of a sweep: {name!r} cannot be {repr(row[name])[:40]}")
@@ -353,12 +353,12 @@ class Sweep:
         for number, row in lines:
             try:
                 rows.append(SweepRow.from_dict(row))
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise ResultFileError(f"{path}, line {number}: {error}") from error
         try:
             rankings = {name: _heads(heads) for name, heads in header["rankings"].items()}
             return cls(tuple(rows), rankings, dict(header["provenance"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except UNFIT as error:
             raise ResultFileError(f"{path}: not a usable sweep ({error})") from error
 
 

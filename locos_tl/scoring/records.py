@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..results.files import ResultFileError, read_arrays, write_arrays
+from ..results.files import UNFIT, ResultFileError, read_arrays, write_arrays
 from ..results.reading import READINGS, HeadReading
 from ..results.scores import TrialOutcome
 from ..runs import RunFolder
@@ -37,9 +37,14 @@ class RecordStore(RunFolder):
         arrays, meta = read_arrays(path)
         try:
             outcome = TrialOutcome.from_dict(meta["outcome"])
-            return TrialRecord(outcome, _named(arrays, "score/"), _named(arrays, "seen/"))
-        except (KeyError, TypeError, ResultFileError) as error:
-            raise ResultFileError(f"{path}: not a trial record ({error}); delete it and run again") from error
+            record = TrialRecord(outcome, _named(arrays, "score/"), _named(arrays, "seen/"))
+            if outcome.trial_id != trial.trial_id:
+                raise ValueError(f"it holds the trial {outcome.trial_id[:40]!r}")
+            if set(record.scores) != set(record.seen):
+                raise ValueError("scores and visibility are of different detectors")
+            return record
+        except UNFIT as error:
+            raise self.damaged(trial, error) from error
 
     def readings(self) -> dict[tuple[str, tuple[int, ...]], HeadReading]:
         """Readings of an earlier call by trial and tokens; one that cannot be read is made anew."""

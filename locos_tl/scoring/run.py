@@ -51,6 +51,11 @@ class Plan:
                 if "phi" in detector.reads:
                     yield f"{detector.name}_{variant}", detector, variant
 
+    def counting(self, passed: bool) -> frozenset[str]:
+        """Names of the scores that a trial counts for."""
+        named = [*((d.name, d) for d in self.detectors), *((name, d) for name, d, _ in self.further)]
+        return frozenset(name for name, d in named if passed or not d.gated)
+
     @property
     def reads(self) -> frozenset[str]:
         return frozenset().union(*(d.reads for d in self.detectors))
@@ -127,7 +132,8 @@ def score_heads(
         if store is not None:
             store.claim(ready)
         work = partial(score_trial, plan=plan)
-        records = run_trials(work, ready, where, store, what="scoring", status=_status, progress=progress)
+        check = partial(_check_record, model=model, plan=plan)
+        records = run_trials(work, ready, where, store, what="scoring", status=_status, check=check, progress=progress)
         scores = collect(model, ready, records, plan, settings, with_random)
         scores = replace(scores, readings=_read_examples(model, ready, records, plan, examples, store))
         if store is not None:
@@ -153,6 +159,19 @@ def check_variants(variant: str | Sequence[str]) -> tuple[str, ...]:
 
 def _status(records: Sequence[TrialRecord]) -> str:
     return pass_rate(sum(record.outcome.passed for record in records), len(records))
+
+
+def _check_record(trial: Trial, record: TrialRecord, model: HookedModel, plan: Plan) -> None:
+    """Refuse a record of an earlier call that does not hold what this one would measure.
+
+    Raises:
+        ValueError: saying what does not fit.
+    """
+    if set(record.scores) != plan.counting(record.outcome.passed):
+        raise ValueError(f"it has scores of {', '.join(sorted(record.scores))[:80] or 'no detector'}")
+    shapes = {array.shape for array in (*record.scores.values(), *record.seen.values())}
+    if not shapes <= {(model.n_layers, model.n_heads)}:
+        raise ValueError(f"it is not for {model.n_layers} layers x {model.n_heads} heads")
 
 
 def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:

@@ -184,7 +184,9 @@ class Trial:
         unknown = set(row) - {f.name for f in fields(cls)}
         missing = {"prompt_ids", "needle_span", "answer"} - set(row)
         if unknown or missing:
-            raise ValueError(f"unknown field {sorted(unknown)[0]!r}" if unknown else f"no field {sorted(missing)[0]!r}")
+            raise ValueError(
+                f"unknown field {sorted(unknown)[0][:40]!r}" if unknown else f"no field {sorted(missing)[0]!r}"
+            )
         values = dict(row)
         for field in fields(cls):
             if field.name not in values:
@@ -221,7 +223,7 @@ def read_trials(path: str | Path) -> list[Trial]:
             if not isinstance(row, dict):
                 raise ValueError("not a JSON object")
             trials.append(Trial.from_dict(row))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ResultFileError(f"{path}, trial {number}: {error}") from error
     return trials
 

@@ -301,7 +301,7 @@ outcome_fields = st.fixed_dictionaries(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(outcome_fields, max_size=3))
+@given(st.lists(outcome_fields, max_size=3, unique_by=lambda row: row["trial_id"]))
 def test_outcomes_come_back_from_a_file(tmp_path_factory, rows):
     outcomes = tuple(TrialOutcome(**row) for row in rows)
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
