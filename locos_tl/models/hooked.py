@@ -18,6 +18,7 @@ from .norms import LinearNorm
 
 if TYPE_CHECKING:
     from .check import CheckReport
+    from .prefixes import PrefixStore
 
 log = logging.getLogger(__name__)
 
@@ -288,23 +289,34 @@ class HookedModel:
         assert logits is not None
         return logits
 
-    def prefill(self, ids: Sequence[int], rewind_to: int, room: int = 0) -> tuple[KVCache, Float[Tensor, "d_vocab"]]:
+    def prefill(
+        self,
+        ids: Sequence[int],
+        rewind_to: int,
+        room: int = 0,
+        *,
+        store: PrefixStore | None = None,
+        cuts: Sequence[int] = (),
+    ) -> tuple[KVCache, Float[Tensor, "d_vocab"]]:
         """Fill a cache with a prompt so that it can later be rewound to ``rewind_to`` tokens.
 
         Args:
             ids: the whole prompt.
             rewind_to: length the cache will be put back to, 0 < rewind_to < len(ids).
             room: tokens that will be decoded before rewinding.
+            store: beginnings that were read for other prompts.
+            cuts: where this prompt parts from others, see `models.prefixes.boundaries`.
 
         Returns:
             The cache, and the logits after the last prompt token.
         """
         self.tokens(ids)
-        cache = self.new_cache()
-        if cache.can_rewind(len(ids) + room):
-            return cache, self.extend(cache, ids)
-        cache = self.fill(ids[:rewind_to])
-        return cache, self.extend(cache, ids[rewind_to:])
+        cache = self.new_cache() if store is None else store.start(ids, cuts, rewind_to)
+        if not cache.can_rewind(len(ids) + room):
+            if cache.length < rewind_to:
+                self.extend(cache, ids[cache.length : rewind_to])
+            cache.mark()
+        return cache, self.extend(cache, ids[cache.length :])
 
     def fill(self, ids: Sequence[int]) -> KVCache:
         """A cache that holds ``ids`` and can be rewound to just after them, however much is added."""

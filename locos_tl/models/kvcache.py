@@ -72,6 +72,22 @@ class HFCache:
             if part.is_sliding:
                 part.cumulative_length = length
 
+    def copy(self, device: Any = None) -> HFCache:
+        """A cache of its own with the same content: references, since updates never write in place.
+
+        Args:
+            device: put keys and values there, which copies them if they are elsewhere; None: leave them.
+        """
+        twin = copy.copy(self)
+        twin.native = copy.copy(self.native)
+        twin.native.layers = [copy.copy(part) for part in self.native.layers]
+        twin._marked, twin._marked_length = {}, 0
+        if device is not None:
+            for part in twin.native.layers:
+                if part.is_initialized:
+                    part.keys, part.values = part.keys.to(device), part.values.to(device)
+        return twin
+
     @property
     def nbytes(self) -> int:
         """Memory that its keys and values take."""

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..models.hooked import Decoding, HookedModel, LayerRead
+from ..models.prefixes import PrefixStore
 from ..trials.trial import Trial
 from .contribution import contributions, ov_directions
 
@@ -89,9 +90,11 @@ def decode_trial(
     *,
     rewind_to: int,
     enough: Callable[[list[int]], bool] | None = None,
+    store: PrefixStore | None = None,
+    cuts: Sequence[int] = (),
 ) -> tuple[Any, Decoding]:
     """Prefill and decode one trial; the cache comes back rewound to ``rewind_to`` tokens."""
-    cache, logits = model.prefill(trial.prompt_ids, rewind_to, room=max_new_tokens)
+    cache, logits = model.prefill(trial.prompt_ids, rewind_to, max_new_tokens, store=store, cuts=cuts)
     decoding = model.decode(cache, logits, max_new_tokens, enough)
     cache.rewind(rewind_to)
     return cache, decoding
