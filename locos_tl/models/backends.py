@@ -323,11 +323,24 @@ def _context_limit(cfg: Any, hf_config: Any) -> int | None:
     if hf_config is None:
         return int(cfg.n_ctx)
     text = hf_config.get_text_config()
+    if (fixed := _fixed_rotary(text)) is not None:
+        return fixed
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
         limit = getattr(text, name, None)
         if isinstance(limit, int) and limit > 0:
             return limit
     return None
+
+
+def _fixed_rotary(text_config: Any) -> int | None:
+    """Tokens up to which "longrope" (Phi-3 with 128k, Phi-4-mini) keeps its rotary frequencies, or None.
+
+    Beyond, those of all positions change with the length, and cached keys would be of another kind than fresh ones.
+    """
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    return int(rope.get("original_max_position_embeddings") or text_config.original_max_position_embeddings)
 
 
 def _windows(cfg: Any, hf_config: Any) -> tuple[int | None, ...]:

@@ -14,6 +14,7 @@ from .bundled import BUNDLED, ensure
 from .check import refuse_broken
 from .hooked import HookedModel, ModelInfo
 from .hub import checkpoint_for
+from .wrappers import text_only
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,8 @@ def _from_object(source: Any, tokenizer: Any) -> HookedModel:
 def _from_hf(hf_model: Any, tokenizer: Any, info: ModelInfo) -> HookedModel:
     from transformer_lens.model_bridge import TransformerBridge
 
+    # Also because transformer-lens (4.3) runs `pip install torchvision` when it hooks a multimodal model.
+    hf_model = text_only(hf_model)
     hooked: Any = shared_copy(hf_model, "eager")
     hooked.config.architectures = [type(hf_model).__name__]
     try:
