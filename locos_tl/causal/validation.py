@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..choices import did_you_mean
+from ..memory import require_memory
 from ..models.hooked import HookedModel
 from ..progress import progress_bar
 from ..results.effects import Effects
@@ -69,12 +70,15 @@ def patch_trials(
 
     Raises:
         ValueError: for unknown kinds, ways or metrics, or trials without a needle.
+        NotEnoughMemory: when the longest trial would not fit, see `locos_tl.memory`.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     check_options(kinds, how, metric)
     ready = prepare_trials(model, trials, max_new_tokens)
     for trial in ready:
         trial.require_needle()
+    longest = max(trial.n_tokens for trial in ready)
+    require_memory(model, longest, "patch", max_new_tokens=max_new_tokens, kinds=kinds)
     patching = {"kinds": sorted(kinds), "how": how, "metric": metric, "seed": seed, "max_new_tokens": max_new_tokens}
     settings = model_settings(model) | {"patching": patching}
     with ExitStack() as block:

@@ -22,6 +22,7 @@ WAYS = ("filler", "swap")
 PATCH_METRICS = ("logit_diff", "answer_logprob")
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "mps")
+PURPOSES = ("score", "patch", "ablate")
 FORMATS = ("head-list", "kv-gates", "csv")
 
 Complete = Callable[[str], list[str]]

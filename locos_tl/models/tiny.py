@@ -131,9 +131,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt-neox": lambda: GPTNeoXConfig(
         **_NO_D_HEAD | {"num_key_value_heads": 4}, num_hidden_layers=2, rotary_pct=0.5, use_parallel_residual=True
     ),
-    "phi": lambda: PhiConfig(
-        **_NO_D_HEAD | {"num_key_value_heads": 4}, num_hidden_layers=2, partial_rotary_factor=0.5
-    ),
+    "phi": lambda: PhiConfig(**_NO_D_HEAD | {"num_key_value_heads": 4}, num_hidden_layers=2, partial_rotary_factor=0.5),
     "phi3": lambda: Phi3Config(**_NO_D_HEAD, num_hidden_layers=2, sliding_window=8),
 }
 FAMILIES = tuple(CONFIGS)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..choices import unknown
+from ..memory import require_memory
 from ..models.hooked import HookedModel
 from ..progress import pass_rate, progress_bar
 from ..results.files import plain
@@ -99,6 +100,7 @@ def score_heads(
         NoTrialPassed: when no trial passes the gate; the message shows three failed answers. With ``out``
             the answers and the detectors without a gate are saved all the same.
         ValueError: for trials of another tokenizer, too long for the model, without a needle, or with repeated ids.
+        NotEnoughMemory: when the longest trial would not fit, see `locos_tl.memory`.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     variants = check_variants(variant)
@@ -111,6 +113,7 @@ def score_heads(
     chosen, with_random = resolve(detectors)
     plan = Plan(tuple(chosen), variants, max_new_tokens)
     ready = scorable(model, trials, plan)
+    require_memory(model, max(trial.n_tokens for trial in ready), "score", max_new_tokens=max_new_tokens)
     settings = run_settings(model, plan, with_random)
     with ExitStack() as stack:
         store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None
