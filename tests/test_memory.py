@@ -91,7 +91,7 @@ def test_what_patching_and_ablation_keep_is_counted(tiny_model):
 
 def test_bad_questions():
     config = tiny.CONFIGS["llama"]()
-    with pytest.raises(ValueError, match="unknown purpose 'scoring'.*score, patch, ablate"):
+    with pytest.raises(ValueError, match=r"unknown purpose 'scoring'.*score, patch, ablate"):
         estimate(config, 10, purpose="scoring")
     with pytest.raises(ValueError, match="at least 1"):
         estimate(config, 0)
