@@ -81,15 +81,10 @@ def prepare_trials(
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)
         raise ValueError(f"the trial id {twice!r} occurs {ids.count(twice)} times")
-    limit, d_vocab = model.geometry.n_ctx, model.geometry.d_vocab
+    refuse_long(ready, max_new_tokens, model.geometry.n_ctx, model.info.name)
+    d_vocab = model.geometry.d_vocab
     for trial in ready:
         given = trial.generated_ids
-        length = trial.n_tokens + (max_new_tokens if given is None else len(given))
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"trial {trial.trial_id!r} needs {length} tokens (prompt {trial.n_tokens}), the context limit of "
-                f"{model.info.name} is {limit}. Nothing is cut: use shorter trials."
-            )
         if (largest := max((*trial.prompt_ids, *(given or ())))) >= d_vocab:
             raise ValueError(f"trial {trial.trial_id!r} holds token {largest}, the vocabulary ends at {d_vocab - 1}")
         if trial.n_tokens < 2:
@@ -103,6 +98,25 @@ def prepare_trials(
             stacklevel=4,
         )
     return ready
+
+
+def refuse_long(trials: Sequence[Trial], max_new_tokens: int, limit: int | None, name: str) -> None:
+    """Refuse trials that exceed a model's context limit with what is generated on top of them.
+
+    Args:
+        trials: all of a run; the first that is too long is named.
+        max_new_tokens: tokens to be generated where a trial brings none.
+        limit: the context limit, None where there is none.
+        name: the model's.
+    """
+    for trial in trials:
+        given = trial.generated_ids
+        length = trial.n_tokens + (max_new_tokens if given is None else len(given))
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"trial {trial.trial_id!r} needs {length} tokens (prompt {trial.n_tokens}), the context limit of "
+                f"{name} is {limit}. Nothing is cut: use shorter trials."
+            )
 
 
 def model_settings(model: HookedModel) -> dict[str, Any]:

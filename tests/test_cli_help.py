@@ -159,6 +159,7 @@ def test_lists_are_completed_name_by_name(incomplete, offered):
 
 
 def test_completed_names_are_those_the_library_knows():
+    from locos_tl import memory
     from locos_tl.causal import means, rankings, validation
     from locos_tl.causal.ablation import MODES
     from locos_tl.causal.corrupt import WAYS
@@ -179,6 +180,7 @@ def test_completed_names_are_those_the_library_knows():
     assert set(rankings.CONTROLS) == set(names.CONTROLS)
     assert tuple(means.ABLATED) == names.SITES
     assert tuple(MODES) == names.MODES
+    assert memory.PURPOSES == names.PURPOSES
     assert set(validation.MEASURES) == set(names.EFFECTS)
     assert set(names.TOTALS) < set(names.EFFECTS)
     assert tuple(WAYS) == names.WAYS

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..choices import unknown
 from ..executors import executor_for
+from ..memory import require_memory
 from ..models.hooked import HookedModel
 from ..results.files import FORMAT, UNFIT, check_format, read_json, to_json, write_json
 from ..results.sweep import BASELINE, Sweep, SweepRow
@@ -89,6 +90,7 @@ def ablate_sweep(
             prompts that occur twice among evaluation, ranking and calibration; for workers when the model was made
             from an object in memory.
         RuntimeError: when the workers of a trial died again and again.
+        NotEnoughMemory: when the longest trial would not fit, see `locos_tl.memory`.
         ResultFileError: when ``out`` holds something else, or a sweep with other settings or trials.
     """
     if not isinstance(model, HookedModel):
@@ -108,10 +110,12 @@ def ablate_sweep(
     sources = named_rankings(rankings)
     arms = plan_arms(model, sources, ks, controls, random_seeds)
     keep_apart(ready, {name: prompts_of(source) for name, source in sources.items()}, "the ranking {!r}")
-    means = _means(model, ready, sources, mode, means, calibration, n_calibration, seed, progress)
-    check_ablation(model, at, mode, means)
     if batch_size is None:
         batch_size = 8 if model.info.dtype == "float32" else 1
+    longest = max(trial.n_tokens for trial in ready)
+    require_memory(model, longest, "ablate", max_new_tokens=max_new_tokens, batch_size=batch_size)
+    means = _means(model, ready, sources, mode, means, calibration, n_calibration, seed, progress)
+    check_ablation(model, at, mode, means)
     how = {"at": at, "mode": mode, "means": means, "seed": seed}
     sizes = sorted({int(k) for k in ks})
     settings = model_settings(model) | {

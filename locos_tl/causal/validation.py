@@ -16,6 +16,7 @@ import numpy as np
 
 from ..choices import did_you_mean
 from ..executors import executor_for
+from ..memory import require_memory
 from ..models.hooked import HookedModel
 from ..results.effects import Effects
 from ..results.files import read_arrays, write_arrays
@@ -76,6 +77,7 @@ def patch_trials(
         ValueError: for unknown kinds, ways or metrics, or trials without a needle; for workers when the model was made
             from an object in memory.
         RuntimeError: when the workers of a trial died again and again.
+        NotEnoughMemory: when the longest trial would not fit, see `locos_tl.memory`.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     check_options(kinds, how, metric)
@@ -83,6 +85,8 @@ def patch_trials(
     ready = prepare_trials(model, trials, max_new_tokens)
     for trial in ready:
         trial.require_needle()
+    longest = max(trial.n_tokens for trial in ready)
+    require_memory(model, longest, "patch", max_new_tokens=max_new_tokens, kinds=kinds)
     patching = {"kinds": sorted(kinds), "how": how, "metric": metric, "seed": seed, "max_new_tokens": max_new_tokens}
     settings = model_settings(model) | {"patching": patching}
     with ExitStack() as block:

@@ -39,7 +39,7 @@ from .options import (
 )
 from .output import degrade, print_path, print_scores, say
 
-_FLOW = ("demo", "check", "score", "report", "compare", "export", "ablate", "patch", "validate", "model")
+_FLOW = ("demo", "check", "estimate", "score", "report", "compare", "export", "ablate", "patch", "validate", "model")
 
 
 class _Root(typer.core.TyperGroup):
@@ -136,6 +136,9 @@ def score(
     executor: Executor = "local",
     workers: Workers = None,
     address: Address = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell trials, tokens and memory: no weights are loaded.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Score every attention head of MODEL on a set of trials.
@@ -153,6 +156,11 @@ def score(
     from ..scoring.run import score_heads
 
     resolve(wanted)  # before the model, which may take minutes to load
+    if dry_run:
+        from .dry import dry_run_of, print_dry_run
+
+        print_dry_run(dry_run_of(model, asked, max_new_tokens, device, dtype), as_json)
+        return
     scores = score_heads(
         options.load(model, device, dtype), asked, wanted, words(variant) or (), max_new_tokens, out=out, **where
     )

@@ -9,7 +9,7 @@ import typer
 from . import app, names, options
 from .names import one_of
 from .options import Device, Dtype, Json
-from .output import print_check, print_json, print_path, print_rows
+from .output import print_check, print_json, print_memory, print_path, print_rows
 
 model_app = typer.Typer(help="Models that install from PyPI.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
@@ -96,6 +96,38 @@ def _check_tiny(length: int | None, as_json: bool) -> None:
         print_rows(rows, False, title=f"tiny random models: {'all checks pass' if good else 'FAILED'}")
     if not all(reports.values()):
         raise typer.Exit(1)
+
+
+@app.command()
+def estimate(
+    model: options.Model,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32_000,
+    purpose: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            help=f"{', '.join(names.PURPOSES)}: what is done with a trial.",
+            autocompletion=one_of(names.PURPOSES),
+            callback=options.known("--for", names.PURPOSES),
+        ),
+    ] = "score",
+    max_new_tokens: options.MaxNewTokens = 50,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Tell how much memory a context of this length takes, from the model's config alone.
+
+    Example: locos-tl estimate Qwen/Qwen3-8B --length 32000
+
+    Example: locos-tl estimate checkpoints/mine --length 8000 --for ablate --dtype float32
+    """
+    from ..progress import working
+
+    with working("reading the config"):
+        from ..memory import estimate as estimate_memory
+
+        found = estimate_memory(model, length, purpose=purpose, max_new_tokens=max_new_tokens, dtype=dtype)
+    print_memory(found, as_json)
 
 
 @model_app.command("list")

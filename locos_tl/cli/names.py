@@ -23,6 +23,7 @@ PATCH_METRICS = ("logit_diff", "answer_logprob")
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "mps")
 EXECUTORS = ("local", "processes", "ray")
+PURPOSES = ("score", "patch", "ablate")
 FORMATS = ("head-list", "kv-gates", "csv")
 
 Complete = Callable[[str], list[str]]

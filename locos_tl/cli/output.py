@@ -15,6 +15,7 @@ import typer
 from .errors import visible
 
 if TYPE_CHECKING:
+    from ..memory import MemoryEstimate
     from ..models.check import CheckReport
     from ..results.effects import Effects
     from ..results.late_layers import LateLayers
@@ -59,6 +60,19 @@ def scores_json(scores: Scores, top: int) -> dict[str, Any]:
 def print_check(report: CheckReport) -> None:
     """The table of `check`."""
     print_rows(report.table(), False, title=f"{report.model}: {'all checks pass' if report else 'FAILED'}")
+
+
+def print_memory(found: MemoryEstimate, as_json: bool) -> None:
+    """An estimate and its parts."""
+    if as_json:
+        print_json(found.to_dict())
+        return
+    from ..memory import told
+
+    title = f"{found.name}: about {told(found.total)} to {found.purpose} a prompt of {found.n_tokens} tokens"
+    print_rows(found.table(), False, title=title)
+    if found.limit is not None and found.n_tokens > found.limit:
+        typer.echo(f"longer than the model's context limit of {found.limit} tokens: it would be refused")
 
 
 def print_json(value: Any) -> None:

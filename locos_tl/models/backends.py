@@ -314,15 +314,16 @@ def _geometry(cfg: Any, hf_config: Any) -> Geometry:
         d_head=cfg.d_head,
         d_model=cfg.d_model,
         d_vocab=cfg.d_vocab,
-        n_ctx=_context_limit(cfg, hf_config),
-        windows=_windows(cfg, hf_config),
+        n_ctx=int(cfg.n_ctx) if hf_config is None else context_limit(hf_config),
+        windows=_windows_of_legacy(cfg) if hf_config is None else windows_of(hf_config, cfg.n_layers),
     )
 
 
-def _context_limit(cfg: Any, hf_config: Any) -> int | None:
-    if hf_config is None:
-        return int(cfg.n_ctx)
+def context_limit(hf_config: Any) -> int | None:
+    """The longest context a transformers config is made for, where it names one."""
     text = hf_config.get_text_config()
+    if (fixed := _fixed_rotary(text)) is not None:
+        return fixed
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
         limit = getattr(text, name, None)
         if isinstance(limit, int) and limit > 0:
@@ -330,17 +331,27 @@ def _context_limit(cfg: Any, hf_config: Any) -> int | None:
     return None
 
 
-def _windows(cfg: Any, hf_config: Any) -> tuple[int | None, ...]:
+def _fixed_rotary(text_config: Any) -> int | None:
+    """Tokens up to which "longrope" (Phi-3 with 128k, Phi-4-mini) keeps its rotary frequencies, or None.
+
+    Beyond, those of all positions change with the length, and cached keys would be of another kind than fresh ones.
+    """
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    return int(rope.get("original_max_position_embeddings") or text_config.original_max_position_embeddings)
+
+
+def windows_of(hf_config: Any, n_layers: int) -> tuple[int | None, ...]:
     """Per layer, how many keys a query sees; read from the layer list the model itself uses."""
-    if hf_config is None:
-        kinds = getattr(cfg, "attn_types", None) or ["global"] * cfg.n_layers
-        size = getattr(cfg, "window_size", None)
-        return tuple(size if kind == "local" else None for kind in kinds)
-    cache = HFCache(hf_config).native
-    return (
-        tuple(
-            int(part.sliding_window) if getattr(part, "is_sliding", False) else None
-            for part in cache.layers[: cfg.n_layers]
-        )
-        or (None,) * cfg.n_layers
+    windows = tuple(
+        int(part.sliding_window) if getattr(part, "is_sliding", False) else None
+        for part in HFCache(hf_config).native.layers[:n_layers]
     )
+    return windows or (None,) * n_layers
+
+
+def _windows_of_legacy(cfg: Any) -> tuple[int | None, ...]:
+    kinds = getattr(cfg, "attn_types", None) or ["global"] * cfg.n_layers
+    size = getattr(cfg, "window_size", None)
+    return tuple(size if kind == "local" else None for kind in kinds)

@@ -14,6 +14,7 @@ from .bundled import BUNDLED, ensure
 from .check import refuse_broken
 from .hooked import HookedModel, ModelInfo, Recipe
 from .hub import checkpoint_for
+from .wrappers import text_only
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def _from_name(
     source: str | Path, device: Any, dtype: Any, device_map: Any, revision: str | None
 ) -> tuple[Any, Any, ModelInfo]:
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     device, dtype = _usable_device(device), _usable_dtype(dtype)
     if str(source) in BUNDLED:
@@ -78,17 +79,35 @@ def _from_name(
         hf_model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except SafetensorError as error:
         raise ValueError(f"{source}: its weights cannot be read ({error}); fetch the checkpoint again") from error
+    tokenizer = _tokenizer(source, folder, local, revision)
+    if device_map is None:
+        hf_model = hf_model.to(device or default_device())
+    commit = getattr(hf_model.config, "_commit_hash", None)
+    return hf_model, tokenizer, ModelInfo(str(source), revision=commit or found or None)
+
+
+def load_tokenizer(source: str | Path, revision: str | None = None) -> Any:
+    """The tokenizer that `load_model` would load by this name or from this folder.
+
+    Raises:
+        ValueError: when there is none.
+        FileNotFoundError: see `load_model`.
+    """
+    if str(source) in BUNDLED:
+        return _tokenizer(source, str(ensure(str(source))), True, None)
+    return _tokenizer(source, *checkpoint_for(source, revision), revision)
+
+
+def _tokenizer(source: str | Path, folder: str, local: bool, revision: str | None) -> Any:
+    from transformers import AutoTokenizer
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local, revision=revision)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=local, revision=revision)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(
             f"{source}: no usable tokenizer there ({str(error).splitlines()[0][:120]}); "
             "load it yourself and give load_model((model, tokenizer))"
         ) from error
-    if device_map is None:
-        hf_model = hf_model.to(device or default_device())
-    commit = getattr(hf_model.config, "_commit_hash", None)
-    return hf_model, tokenizer, ModelInfo(str(source), revision=commit or found or None)
 
 
 def _recipe(source: str | Path, **options: Any) -> Recipe:
@@ -151,6 +170,8 @@ def _from_object(source: Any, tokenizer: Any) -> HookedModel:
 def _from_hf(hf_model: Any, tokenizer: Any, info: ModelInfo) -> HookedModel:
     from transformer_lens.model_bridge import TransformerBridge
 
+    # Also because transformer-lens (4.3) runs `pip install torchvision` when it hooks a multimodal model.
+    hf_model = text_only(hf_model)
     hooked: Any = shared_copy(hf_model, "eager")
     hooked.config.architectures = [type(hf_model).__name__]
     try:

@@ -15,14 +15,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     Olmo3Config,
+    Phi3Config,
+    PhiConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from ..progress import progress_bar
@@ -69,14 +74,43 @@ _COMMON = {
     "bos_token_id": None,
 }
 
+_NO_D_HEAD = {name: value for name, value in _COMMON.items() if name != "head_dim"}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def _gemma3_with_vision() -> Any:
+    text = {**_COMMON, "num_key_value_heads": 1, "num_hidden_layers": 2, "sliding_window": 8}
+    text |= {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tokens = {"image_token_index": D_VOCAB - 1, "boi_token_index": D_VOCAB - 2, "eoi_token_index": D_VOCAB - 3}
+    return Gemma3Config(
+        text_config=text,
+        vision_config=vision | {"image_size": 16, "patch_size": 8},
+        mm_tokens_per_image=4,
+        eos_token_id=1,
+        **tokens,
+    )
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**_COMMON, num_hidden_layers=2),
     "llama-6-heads": lambda: LlamaConfig(**{**_COMMON, "num_attention_heads": 6}, num_hidden_layers=2),
     "llama-square": lambda: LlamaConfig(
         **{**_COMMON, "num_attention_heads": 3, "num_key_value_heads": 3}, num_hidden_layers=2
     ),
-    "qwen2": lambda: Qwen2Config(**{k: v for k, v in _COMMON.items() if k != "head_dim"}, num_hidden_layers=2),
+    "llama3": lambda: LlamaConfig(**_COMMON, num_hidden_layers=2, rope_parameters=_LLAMA3_ROPE),
+    "qwen2": lambda: Qwen2Config(**_NO_D_HEAD, num_hidden_layers=2),
     "qwen3": lambda: Qwen3Config(**_COMMON, num_hidden_layers=2),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_COMMON, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
     "mistral": lambda: MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=8),
     "gemma2": lambda: Gemma2Config(
         **_COMMON,
@@ -89,13 +123,19 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: Gemma3TextConfig(
         **{**_COMMON, "num_key_value_heads": 1}, num_hidden_layers=6, sliding_window=8, query_pre_attn_scalar=16
     ),
+    "gemma3-multimodal": _gemma3_with_vision,
     "olmo3": lambda: Olmo3Config(**_COMMON, num_hidden_layers=4, sliding_window=8),
     "gpt2": lambda: GPT2Config(
         vocab_size=D_VOCAB, n_embd=48, n_layer=2, n_head=4, n_positions=256, eos_token_id=1, bos_token_id=1
     ),
+    "gpt-neox": lambda: GPTNeoXConfig(
+        **_NO_D_HEAD | {"num_key_value_heads": 4}, num_hidden_layers=2, rotary_pct=0.5, use_parallel_residual=True
+    ),
+    "phi": lambda: PhiConfig(**_NO_D_HEAD | {"num_key_value_heads": 4}, num_hidden_layers=2, partial_rotary_factor=0.5),
+    "phi3": lambda: Phi3Config(**_NO_D_HEAD, num_hidden_layers=2, sliding_window=8),
 }
 FAMILIES = tuple(CONFIGS)
-SLIDING = ("mistral", "gemma2", "gemma3", "olmo3")
+SLIDING = ("mistral", "gemma2", "gemma3", "gemma3-multimodal", "olmo3", "phi3")
 
 
 def hf_model(family: str, seed: int = 0) -> Any:

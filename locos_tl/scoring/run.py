@@ -14,6 +14,7 @@ import numpy as np
 
 from ..choices import unknown
 from ..executors import executor_for
+from ..memory import require_memory
 from ..models.hooked import HookedModel
 from ..progress import pass_rate
 from ..results.files import plain
@@ -113,6 +114,7 @@ def score_heads(
         ValueError: for trials of another tokenizer, too long for the model, without a needle, or with repeated ids;
             for workers when the model was made from an object in memory.
         RuntimeError: when the workers of a trial died again and again.
+        NotEnoughMemory: when the longest trial would not fit, see `locos_tl.memory`.
         ResultFileError: when ``out`` holds something else, or a run with other settings or trials.
     """
     variants = check_variants(variant)
@@ -126,6 +128,7 @@ def score_heads(
     plan = Plan(tuple(chosen), variants, max_new_tokens)
     where = executor_for(model, executor, workers, address)
     ready = scorable(model, trials, plan)
+    require_memory(model, max(trial.n_tokens for trial in ready), "score", max_new_tokens=max_new_tokens)
     settings = run_settings(model, plan, with_random)
     with ExitStack() as stack:
         store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None

@@ -8,6 +8,7 @@ special token, and the needle must occur once.
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 import warnings
 from bisect import bisect_right
@@ -21,6 +22,8 @@ from .haystack import Haystack, encode_all, encode_start
 from .trial import Trial
 
 _MARK = "\u2402context\u2403"  # stands for the context while the chat template is rendered
+_OPEN_THINKING = re.compile(r"(<think>)\s*$")
+_CLOSED = "\n\n</think>\n\n"
 UNIQUE_ENOUGH = 0.95
 """Contexts with a smaller share of unique text are warned about (prose repeats a short sentence now and then)."""
 
@@ -223,8 +226,8 @@ def frame(tokenizer: Any, template: PromptTemplate, question: str) -> tuple[list
     """Token ids in front of and behind the context: BOS, chat markup, instruction, question.
 
     BOS stands exactly once where the tokenizer uses one: a chat template that writes it itself gets no
-    second one. Thinking is switched off in templates that have the switch. Where a chat template knows no
-    system message, the text opens the user's message.
+    second one. Thinking is switched off in templates that have the switch, and a block that a template opens
+    for the model is closed at once. Where a chat template knows no system message, the text opens the user's message.
 
     Raises:
         ValueError: when the chat template drops the user's message or writes BOS twice.
@@ -236,6 +239,8 @@ def frame(tokenizer: Any, template: PromptTemplate, question: str) -> tuple[list
     if text.count(_MARK) != 1:
         raise ValueError("the chat template drops or repeats the user message")
     head_text, tail_text = text.split(_MARK)
+    if opened := _OPEN_THINKING.search(tail_text):
+        tail_text = tail_text[: opened.end(1)] + _CLOSED
     head, tail = encode_start(tokenizer, [head_text])[0], encode_all(tokenizer, [tail_text])[0]
     bos = tokenizer.bos_token_id
     if bos is not None and _adds_bos(tokenizer) and head[:1] != [bos]:
@@ -256,7 +261,8 @@ def _render(tokenizer: Any, system: str | None, user: str) -> str:
             [{"role": role, "content": content} for role, content in messages],
             tokenize=False,
             add_generation_prompt=True,
-            enable_thinking=False,
+            enable_thinking=False,  # Qwen3, SmolLM3
+            thinking=False,  # Granite, DeepSeek
         )
 
     if not system:

@@ -23,19 +23,22 @@ def means_of(model):
     return calibrate_means(model, [tiny.trial(n) for n in (20, 25, 33)])
 
 
-def _layer(hf, index):
-    return (hf.transformer.h if hasattr(hf, "transformer") else hf.model.layers)[index]
+def _attention(hf, layer):
+    """The attention module of a layer, whatever the family calls it."""
+    body = hf.get_decoder()
+    block = (body.h if hasattr(body, "h") else body.layers)[layer]
+    return next(getattr(block, name) for name in ("self_attn", "attention", "attn") if hasattr(block, name))
 
 
 def without_output(hf, heads, d_head):
     """Zero the output projection's inputs of these heads: what "zero at z" means."""
     with torch.no_grad():
         for layer, head in heads:
-            rows = slice(head * d_head, (head + 1) * d_head)
-            if hasattr(hf, "transformer"):
-                _layer(hf, layer).attn.c_proj.weight[rows] = 0
+            attn, rows = _attention(hf, layer), slice(head * d_head, (head + 1) * d_head)
+            if hasattr(attn, "c_proj"):
+                attn.c_proj.weight[rows] = 0
             else:
-                _layer(hf, layer).self_attn.o_proj.weight[:, rows] = 0
+                (attn.o_proj if hasattr(attn, "o_proj") else attn.dense).weight[:, rows] = 0
     return hf
 
 
@@ -43,12 +46,16 @@ def with_fixed_query(hf, heads, d_head, means):
     """Give these heads a constant query, before rotary embedding and query norm: what "mean at q" means."""
     with torch.no_grad():
         for layer, head in heads:
-            rows, value = slice(head * d_head, (head + 1) * d_head), means.mean["q"][layer, head]
-            if hasattr(hf, "transformer"):
-                attn = _layer(hf, layer).attn.c_attn
-                attn.weight[:, rows], attn.bias[rows] = 0, value
+            attn, first, value = _attention(hf, layer), head * d_head, means.mean["q"][layer, head]
+            if hasattr(attn, "c_attn"):
+                rows = slice(first, first + d_head)
+                attn.c_attn.weight[:, rows], attn.c_attn.bias[rows] = 0, value
                 continue
-            q = _layer(hf, layer).self_attn.q_proj
+            name = next(n for n in ("q_proj", "qkv_proj", "query_key_value") if hasattr(attn, n))
+            q = getattr(attn, name)
+            if name == "query_key_value":  # query, key and value of each head in turn
+                first *= 3
+            rows = slice(first, first + d_head)
             if q.bias is None:
                 q.bias = torch.nn.Parameter(torch.zeros(q.out_features))
             q.weight[rows], q.bias[rows] = 0, value

@@ -22,7 +22,8 @@ def untied(family: str):
     """A model that says more than its last token again: with a random unembedding of its own."""
     hf = tiny.hf_model(family)
     hf.config.tie_word_embeddings = False
-    hf.lm_head.weight = torch.nn.Parameter(torch.randn(hf.lm_head.weight.shape) * 0.3)
+    head = hf.get_output_embeddings()
+    head.weight = torch.nn.Parameter(torch.randn(head.weight.shape) * 0.3)
     return load_model(hf, tokenizer=tiny.tokenizer())
 
 

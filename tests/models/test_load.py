@@ -113,24 +113,28 @@ def test_chunked_prefill_gives_the_same_scores(tiny_model, family, monkeypatch):
 
 def test_rope_scaling_is_kept():
     """A26: with llama3-type scaling, logits at position 90 are those of plain transformers."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    torch.manual_seed(0)
-    scaling = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    config = LlamaConfig(**tiny._COMMON, num_hidden_layers=2, rope_parameters=scaling)
-    hf = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    hf = tiny.hf_model("llama3")
     ids = tiny.words(100)
     wanted = hf(input_ids=torch.tensor([ids])).logits[0]
     model = load_model(hf, tokenizer=tiny.tokenizer())
     torch.testing.assert_close(model.forward(ids)[90], wanted[90], atol=1e-4, rtol=1e-4)
-    assert model.check(quick=True)
+    hf.model.rotary_emb.inv_freq = load_model(tiny.hf_model("llama")).fused.model.model.rotary_emb.inv_freq
+    assert not torch.allclose(hf(input_ids=torch.tensor([ids])).logits[0, 90], wanted[90], atol=1e-2)
+
+
+def test_frequencies_that_change_with_the_length_limit_the_context():
+    """longrope (Phi-3 with 128k): beyond the original length, cached keys and fresh ones would not go together."""
+    from transformers import AutoModelForCausalLM, Phi3Config
+
+    n = tiny._COMMON["hidden_size"] // tiny._COMMON["num_attention_heads"] // 2
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * n, "long_factor": [4.0] * n}
+    rope["original_max_position_embeddings"] = 64
+    config = Phi3Config(**{k: v for k, v in tiny._COMMON.items() if k != "head_dim"} | {"num_hidden_layers": 2})
+    config = type(config)(**config.to_dict() | {"rope_parameters": rope, "original_max_position_embeddings": 64})
+    model = load_model(AutoModelForCausalLM.from_config(config).float(), tokenizer=tiny.tokenizer())
+    assert model.geometry.n_ctx == 64
+    with pytest.raises(ValueError, match=r"65 tokens exceed the context limit .*\(64\)"):
+        model.forward(tiny.words(65))
 
 
 def test_context_limit_is_refused_never_cut(tiny_model):

@@ -27,6 +27,7 @@ CHATS = {
     "thinking": _TURNS
     + _ASK
     + "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}",
+    "always thinks": _TURNS + _ASK + "{{ '<think>\n' }}",
     "no system": "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     + _TURNS
     + _ASK,

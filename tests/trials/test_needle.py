@@ -316,6 +316,15 @@ def test_thinking_is_switched_off_where_the_template_has_the_switch(make_tokeniz
     assert make_tokenizer("no BOS").decode(without.prompt_ids).endswith("<|assistant|>\n")
 
 
+def test_a_thinking_block_that_the_template_opens_is_closed(make_tokenizer, prose):
+    """Templates of models that always think (Qwen3-Thinking, OLMo-3-Think, R1) have no switch."""
+    tokenizer = make_tokenizer("always thinks")
+    trial = build(recipe(prose), tokenizer)
+    text = tokenizer.decode(trial.prompt_ids)
+    assert text.endswith("<|assistant|>\n<think>\n\n</think>\n\n")
+    assert text.count("<think>") == text.count("</think>") == 1
+
+
 SYSTEM = replace(PLAIN, system="You answer in one word.")
 
 
