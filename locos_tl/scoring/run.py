@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..choices import unknown
 from ..executors import executor_for
 from ..memory import require_memory
 from ..models.hooked import HookedModel
+from ..models.prefixes import PrefixStore, boundaries
 from ..progress import pass_rate
 from ..results.files import plain
 from ..results.head_scores import HeadScores
@@ -82,6 +83,7 @@ def score_heads(
     executor: str = "local",
     workers: int | None = None,
     address: str | None = None,
+    prefixes: str = "device",
     progress: bool | None = None,
 ) -> Scores:
     """Score every attention head with every requested detector.
@@ -103,6 +105,8 @@ def score_heads(
             (`Scores.readings`), for the explorer and the report.
         executor: "local"; "processes" or "ray" share the trials out to workers with a model each.
         workers, address: of these, see `executors.executor_for`.
+        prefixes: where the keys and values of beginnings that prompts share are kept, so that they are computed once:
+            "device", "cpu" or "off" (see `models.prefixes`).
         progress: show a bar; default: when stderr is a terminal.
 
     Returns:
@@ -134,9 +138,14 @@ def score_heads(
         store = stack.enter_context(RecordStore(Path(out), settings).open()) if out is not None else None
         if store is not None:
             store.claim(ready)
-        work = partial(score_trial, plan=plan)
+        order, cuts = boundaries([trial.prompt_ids for trial in ready])
+        work = Scoring(plan, {trial.trial_id: own for trial, own in zip(ready, cuts, strict=True)}, prefixes)
         check = partial(_check_record, model=model, plan=plan)
-        records = run_trials(work, ready, where, store, what="scoring", status=_status, check=check, progress=progress)
+        # Those with a common beginning one after the other.
+        queue = [ready[place] for place in order]
+        found = run_trials(work, queue, where, store, what="scoring", status=_status, check=check, progress=progress)
+        by_id = {record.outcome.trial_id: record for record in found}
+        records = [by_id[trial.trial_id] for trial in ready]
         scores = collect(model, ready, records, plan, settings, with_random)
         scores = replace(scores, readings=_read_examples(model, ready, records, plan, examples, store))
         if store is not None:
@@ -177,7 +186,31 @@ def _check_record(trial: Trial, record: TrialRecord, model: HookedModel, plan: P
         raise ValueError(f"it is not for {model.n_layers} layers x {model.n_heads} heads")
 
 
-def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
+@dataclass
+class Scoring:
+    """What is done with every trial, in this process or in a worker's.
+
+    Attributes:
+        plan: what is measured.
+        cuts: where each trial's prompt parts from others, by trial.
+        prefixes: where the caches of common beginnings are kept.
+    """
+
+    plan: Plan
+    cuts: Mapping[str, tuple[int, ...]]
+    prefixes: str = "device"
+    store: PrefixStore | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, model: HookedModel, trial: Trial) -> TrialRecord:
+        """The record of one trial."""
+        if self.store is None or self.store.model is not model:
+            self.store = PrefixStore(model, self.prefixes)
+        return score_trial(model, trial, self.plan, self.store, self.cuts.get(trial.trial_id, ()))
+
+
+def score_trial(
+    model: HookedModel, trial: Trial, plan: Plan, store: PrefixStore | None = None, cuts: Sequence[int] = ()
+) -> TrialRecord:
     """Decode (or take the given tokens), gate, measure and score one trial."""
     wants_window = "window" in plan.reads
     start = segment_start(trial, wants_window)
@@ -187,7 +220,9 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
         def enough(ids: list[int]) -> bool:
             return plan.may_stop_early and settled(tokenizer, ids, trial.answer)
 
-        cache, decoding = decode_trial(model, trial, plan.max_new_tokens, rewind_to=start, enough=enough)
+        cache, decoding = decode_trial(
+            model, trial, plan.max_new_tokens, rewind_to=start, enough=enough, store=store, cuts=cuts
+        )
         generated = decoding.ids
         told: dict[str, Any] = {
             "stop_token_id": decoding.stop_token_id,
@@ -218,7 +253,8 @@ def score_trial(model: HookedModel, trial: Trial, plan: Plan) -> TrialRecord:
     if not reads:
         return TrialRecord(outcome)
     if cache is None:
-        cache = model.fill(trial.prompt_ids[:start])
+        cache, _ = model.prefill(trial.prompt_ids[: start + 1], start, store=store, cuts=cuts)
+        cache.rewind(start)
     by_variant = measure(
         model, trial, cache, generated if passed else (), steps if passed else (), reads, plan.variants
     )
