@@ -45,6 +45,7 @@ browser:
 	  && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || true
 
 $(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "installing into $(VENV): about 2 GB, a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@

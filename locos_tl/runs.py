@@ -129,10 +129,11 @@ def model_settings(model: HookedModel) -> dict[str, Any]:
 
 
 def trials_settings(trials: Sequence[Trial]) -> dict[str, Any]:
-    """What a result says of its trials; ``prompts`` lets later steps keep other trials apart from these."""
+    """What a result says of its trials; ``ids`` and ``prompts`` let later steps keep other trials apart."""
     return {
         "count": len(trials),
         "digest": hashlib.sha256("".join(map(trial_digest, trials)).encode()).hexdigest()[:24],
+        "ids": [trial.trial_id for trial in trials],
         "prompts": [trial.prompt_digest() for trial in trials],
         "templates": sorted({trial.template for trial in trials}),
         "haystacks": sorted({trial.haystack for trial in trials}),
@@ -215,7 +216,8 @@ class RunFolder:
             if lost:
                 raise ResultFileError(
                     f"{self.folder}: holds a run over other trials ({len(lost)} of them, such as {lost[0]!r}, are not "
-                    "among yours). Give another folder, or the same trials to resume; more trials may be added."
+                    "among yours). Give another folder, or the same trials to resume; more may be added "
+                    "to them, but another n draws others."
                 )
         save_trials(path, trials)
 

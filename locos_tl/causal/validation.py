@@ -60,7 +60,8 @@ def patch_trials(
 
     Args:
         model: from `load_model`.
-        trials: needle trials; one that brings ``generated_ids`` is not answered again.
+        trials: needle trials, answered rightly or not (`validate_late_layers` takes those that passed); one that
+            brings ``generated_ids`` is not answered again.
         kinds: "total" (exact patching, slow), "attribution" (its gradient estimate), "direct".
         how: "filler" or "swap", see `corrupt`.
         metric: "logit_diff" or "answer_logprob", see `patch_heads`.

@@ -45,6 +45,7 @@ def demo(
     model = options.load("smollm2-135m", None, None)
     trials = load_trials("nonliteral", n)
     say(f"{model.info.name}: {model.n_layers} layers x {model.n_heads} heads; {len(trials)} non-literal trials")
+    say("scoring every head, trial by trial (minutes on two cores) ...")
     scores = score_heads(model, trials, variant=VARIANTS, out=out)
     if not as_json:
         print_scores(scores, TOP, False)

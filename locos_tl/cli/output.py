@@ -43,7 +43,7 @@ def print_scores(scores: Scores, top: int, as_json: bool) -> None:
     if math.isfinite(agreement):
         typer.echo(f"rank correlation of two halves of the trials: {agreement:.2f}")
     if scores.passed < FEW_TRIALS:
-        typer.echo(f"only {scores.passed} trial(s) passed: mind the intervals, ask for more with --n")
+        typer.echo(f"only {scores.passed} trial(s) passed: mind the intervals; ask for more with --n, in a new folder")
 
 
 def scores_json(scores: Scores, top: int) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def late_section(late: LateLayers | None, figures: Figures) -> str:
         "the late layers are no product of the score.</p>"
         f'<p class="verdict"><strong>{_headline(late)}</strong> {html_text(late.reason)}</p>'
         f"<figure>{plot('late', summary)}<figcaption>Share of the positive mass that each layer holds, freed from what "
-        "noise adds to it. Bands: 95&nbsp;% bootstrap over trials.</figcaption></figure>"
+        "noise adds to it (a layer may lie below 0, "
+        "and a share above 100&nbsp;%). Bands: 95&nbsp;% bootstrap over trials.</figcaption></figure>"
         f'<div class="wide">{_late_table(late)}</div>'
         f"<figure>{plot('against', against)}<figcaption>One point a head, axes linear near 0 and logarithmic "
         f"beyond. Ringed: heads of high {causal} that {reference} misses.</figcaption></figure>"

@@ -51,8 +51,8 @@ _LIGHT = {
     "negative": (NEUTRAL, "#fddbc7", "#f4a582", "#d6604d", "#b2182b", "#67001f"),
 }
 _DARK = {
-    "positive": (DARK_NEUTRAL, "#274866", "#2b6a9f", "#3f92d2", "#7fbdf0", "#d3ebff"),
-    "negative": (DARK_NEUTRAL, "#5e332e", "#96443a", "#cf5f4c", "#f0947c", "#ffdccf"),
+    "positive": (DARK_NEUTRAL, "#274866", "#2b6a9f", "#3787c8", "#4ea3e8", "#74bfff"),
+    "negative": (DARK_NEUTRAL, "#5e332e", "#8f4238", "#bb5546", "#de6b56", "#ff8468"),
 }
 
 TEMPLATE = go.layout.Template(

@@ -31,7 +31,7 @@ _ORDER = (
 """Settings in the order in which they matter; others follow."""
 _NAMES_ONLY = ("model.name", "model.revision")
 """Settings that matter last where the weights are known to be the same."""
-_NO_SETTINGS = ("trials.prompts", "trials.passed")
+_NO_SETTINGS = ("trials.ids", "trials.prompts", "trials.passed")
 """Told by other means: by the digest, and by the counts."""
 
 

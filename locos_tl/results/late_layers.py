@@ -33,6 +33,7 @@ from . import statistics
 from .files import read_result, result_path, usable, write_arrays
 from .head_scores import HeadScores
 from .layer_depth import Interval, Profile, depth_of, interval_of, rank_correlations
+from .prompts import other_prompt
 from .verdict import judge
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ class LateLayers:
                 raise ValueError(
                     f"{name!r} and {self.causal!r} are not over the same trials in the same order "
                     f"({scores.n_trials} and {truth.n_trials} trials)"
+                )
+            if (trial := other_prompt(scores.provenance, truth.provenance, truth.trial_ids)) is not None:
+                raise ValueError(
+                    f"{name!r} and {self.causal!r} are over other prompts: trial {trial!r} has one in each"
                 )
 
     # --- sizes ----------------------------------------------------------------------------------

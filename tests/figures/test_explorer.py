@@ -180,6 +180,25 @@ def test_without_anywidget_the_picture_says_how_to_get_it(scores, monkeypatch):
     bundle = explorer._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" not in bundle
     notes = [a["text"] for a in bundle["application/vnd.plotly.v1+json"]["layout"]["annotations"]]
-    assert any("pip install 'locos_tl[notebooks]'" in note for note in notes)
-    with pytest.raises(ImportError, match=r"locos_tl\[notebooks\]"):
+    assert any("pip install anywidget" in note for note in notes)
+    with pytest.raises(ImportError, match="pip install anywidget"):
         _ = explorer.widget
+
+
+def test_the_same_id_of_another_prompt_is_not_the_same_trial(scores):
+    ids = [r.trial_id for r in scores.readings]
+    told = {"trials": {"ids": ids, "prompts": ["1", "2"]}}
+    other = {"trials": {"ids": ids, "prompts": ["1", "3"]}}
+    run = replace(scores, provenance=dict(scores.provenance) | told)
+    effects = Effects(
+        "total", "z", "logit_diff", "all", np.ones((2, 30, 9)), np.ones(2), np.zeros(2), tuple(ids), 9, 3, other
+    )
+    maps = {m["name"]: m for m in payload(run, effects={"total": effects})["maps"]}
+    assert list(maps["total effect"]["trials"]) == [ids[0]]
+
+
+def test_two_maps_of_one_name_are_both_there(scores, make_late):
+    late = make_late()
+    effects = Effects("total", "z", "logit_diff", "all", np.ones((1, 30, 9)), np.ones(1), np.zeros(1), ("a",), 9, 3)
+    names = [m["name"] for m in payload(scores, late=late, effects={"total": effects})["maps"]]
+    assert {"total effect", "total effect (2)"} <= set(names)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jaxtyping
 import numpy as np
 import pytest
 
-from locos_tl.results.effects import Effects
+from locos_tl.results.effects import Effects, load_effects
 from locos_tl.results.files import ResultFileError, read_arrays, write_arrays
 from locos_tl.results.head_scores import HeadScores
+from locos_tl.results.late_layers import late_layers
 from tests.results.conftest import effects, head_scores
 
 
@@ -197,3 +200,23 @@ def test_damaged_files_are_refused(tmp_path):
     write_arrays(path, {"per_trial": arrays["per_trial"]}, meta)
     with pytest.raises(ResultFileError, match="not a usable Effects file"):
         Effects.load(path)
+
+
+def test_the_same_id_of_another_prompt_is_not_the_same_trial():
+    told = {"trials": {"ids": ["a", "b"], "prompts": ["1", "2"]}}
+    other = {"trials": {"ids": ["a", "b"], "prompts": ["1", "3"]}}
+    one = Effects(
+        "total", "z", "logit_diff", "all", np.ones((2, 3, 4)), np.ones(2), np.zeros(2), ("a", "b"), 4, 2, told
+    )
+    assert one.agreement(one)["overlap@10"] == 1
+    with pytest.raises(ValueError, match="effects of different prompts: 'b' names another prompt in each"):
+        one.agreement(replace(one, provenance=other))
+    with pytest.raises(ValueError, match="'x' and 'total' are over other prompts: trial 'b'"):
+        late_layers(
+            {"x": replace(one, provenance=other).to_head_scores(), "total": one.to_head_scores()}, reference="x"
+        )
+
+
+def test_a_folder_without_effects_says_so(tmp_path):
+    with pytest.raises(ResultFileError, match="holds no finished effects"):
+        load_effects(tmp_path)

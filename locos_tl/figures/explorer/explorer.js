@@ -163,14 +163,15 @@ globalThis.locosExplorer = (() => {
     const plot = h("div", {class: "lx-plot", tabindex: 0, role: "application", "aria-roledescription": "heatmap", "aria-describedby": `${uid}-keys`});
     const live = h("p", {class: "lx-live", "aria-live": "polite"});
     const caption = h("p", {class: "lx-note lx-caption"});
+    const go = (event) => {
+      const found = /^\s*L?(\d+)\s*[H.\-, ]\s*(\d+)\s*$/i.exec(event.target.value);
+      const ok = found && Number(found[1]) < layers && Number(found[2]) < heads;
+      event.target.setCustomValidity(ok || !event.target.value ? "" : `Layers are 0 to ${layers - 1}, heads 0 to ${heads - 1}: L${layers - 1}H0`);
+      event.target.reportValidity();
+      if (ok) choose([Number(found[1]), Number(found[2])]);
+    };
     const goTo = h("input", {type: "text", size: 7, placeholder: "L23H1", "aria-label": "Go to head, such as L23H1", autocomplete: "off",
-      onchange: (event) => {
-        const found = /^\s*L?(\d+)\s*[H.\-, ]\s*(\d+)\s*$/i.exec(event.target.value);
-        const ok = found && Number(found[1]) < layers && Number(found[2]) < heads;
-        event.target.setCustomValidity(ok || !event.target.value ? "" : `Layers are 0 to ${layers - 1}, heads 0 to ${heads - 1}: L${layers - 1}H0`);
-        event.target.reportValidity();
-        if (ok) choose([Number(found[1]), Number(found[2])]);
-      }});
+      onchange: go, onkeydown: (event) => { if (event.key === "Enter") go(event); }});
     const variants = h("span", {class: "lx-variants"});
     const controls = h("div", {class: "lx-controls", role: "group", "aria-label": "What the map shows"},
       select("Map", [h("optgroup", {label: "Detectors"}, mapOptions(scored)), effects.length ? h("optgroup", {label: "Effects"}, mapOptions(effects)) : null],
@@ -202,7 +203,7 @@ globalThis.locosExplorer = (() => {
           [["top 10 across", "x"], ["top 10 up", "y"], ["in both", "both"], ["clear", ""]].map(([text, what]) =>
             h("button", {type: "button", onclick: () => brushTop(what)}, text)))),
       against,
-      h("p", {class: "lx-note"}, "One point a head. Drag to mark heads: they are ringed in the map above. Axes are linear near 0 and logarithmic beyond."),
+      h("p", {class: "lx-note"}, "One point a head. Drag to mark heads: they are ringed in the map. Axes are linear near 0 and logarithmic beyond."),
       brushedList);
     root.classList.add("lx");
     root.replaceChildren(controls,
@@ -324,7 +325,9 @@ globalThis.locosExplorer = (() => {
           h("td", {}, Number.isFinite(value) ? number(value) : map.unseen.has(own) ? "sees no needle" : DASH), h("td", {}, interval),
           h("td", {}, rank ? (value === 0 ? "tied at 0" : `${rank} of ${n}`) : DASH));
       });
-      return grid(["Map", "Mean", "95 % interval", "Rank"], rows);
+      const standings = grid(["Map", "Mean", "95 % interval", "Rank"], rows);
+      standings.classList.add("lx-standing");
+      return standings;
     }
 
     function ablated(layer, head) {
@@ -550,6 +553,7 @@ globalThis.locosExplorer = (() => {
       if (event.key === "Enter") { event.preventDefault(); pin(state.pinned && state.pinned.join() === state.head.join() ? null : state.head); return; }
       const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
       if (!move) return;
+      Plotly.Fx.unhover(plot);
       event.preventDefault();
       event.stopPropagation();
       choose(move());

@@ -21,7 +21,7 @@ from ..plotly_js import plotly_js
 from ..sections import by_name
 from .payload import payload
 
-HINT = "This is a still picture; for the linked explorer: pip install 'locos_tl[notebooks]' and restart the kernel."
+HINT = "This is a still picture; for the linked explorer: pip install anywidget, and restart the kernel."
 Head = tuple[int, int]
 
 
@@ -78,7 +78,7 @@ class Explorer:
             ImportError: without anywidget.
         """
         if find_spec("anywidget") is None:
-            raise ImportError("the explorer's widget needs anywidget: pip install 'locos_tl[notebooks]'")
+            raise ImportError("the explorer's widget needs anywidget: pip install anywidget")
         from .widget import ExplorerWidget
 
         return ExplorerWidget(data=to_json(self.data))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ...results.effects import Effects
 from ...results.head_scores import HeadScores
 from ...results.late_layers import LateLayers
+from ...results.prompts import prompts_by_trial
 from ...results.reading import HeadReading
 from ...results.scores import Scores, TrialOutcome
 from ...results.sweep import Sweep
@@ -62,6 +64,7 @@ def payload(
             )
     readings = _within(scores.readings, BUDGET * 3 // 4)
     left = BUDGET - sum(map(_bytes, readings))
+    known = prompts_by_trial(scores.provenance)
     trials = _trials(maps, scores.outcomes, [reading.trial_id for reading in readings], left)
     model = scores.provenance.get("model")
     return {
@@ -69,7 +72,7 @@ def payload(
         "layers": shape.n_layers,
         "heads": shape.n_heads,
         "kv": shape.n_key_value_heads,
-        "maps": [_map(name, held, [t["id"] for t in trials]) for name, held in _by_detector(maps)],
+        "maps": [_map(name, held, _same_prompts(held, known, trials)) for name, held in _by_detector(maps)],
         "trials": trials,
         "readings": [_reading(reading) for reading in readings],
         "sweeps": [_sweep(name, sweep) for name, sweep in (sweeps or {}).items() if sweep.methods],
@@ -84,16 +87,28 @@ def _maps(scores: Scores, late: LateLayers | None, effects: Mapping[str, Effects
     maps = dict(scores)
     for name, held in (late.maps if late is not None else {}).items():
         if "effects" in held.provenance or name in theme.EFFECTS:
-            maps[theme.method_name(name)] = held
+            maps[_free(theme.method_name(name), maps)] = held
     for name, found in effects.items():
-        maps.setdefault(theme.method_name(name), found.to_head_scores())
+        maps[_free(theme.method_name(name), maps)] = found.to_head_scores()
     return maps
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """The name, with a number where there is one of it already."""
+    return next(n for i in count(1) if (n := name if i == 1 else f"{name} ({i})") not in taken)
 
 
 def _by_detector(maps: Mapping[str, HeadScores]) -> list[tuple[str, HeadScores]]:
     """The variants of a detector side by side."""
     order = list(dict.fromkeys(held.detector for held in maps.values()))
     return sorted(maps.items(), key=lambda item: order.index(item[1].detector))
+
+
+def _same_prompts(held: HeadScores, known: Mapping[str, str], trials: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The trials whose own values may stand beside those of the run: not those of other prompts with the same id."""
+    own = prompts_by_trial(held.provenance)
+    ids = [str(trial["id"]) for trial in trials]
+    return [i for i in ids if own.get(i) == known.get(i) or i not in own or i not in known]
 
 
 def _map(name: str, held: HeadScores, trials: Sequence[str]) -> dict[str, Any]:
@@ -106,7 +121,7 @@ def _map(name: str, held: HeadScores, trials: Sequence[str]) -> dict[str, Any]:
     own = {held.trial_ids[row]: row for row in range(held.n_trials)}
     return {
         "name": clean(name, 60),
-        "detector": clean(held.detector if not is_effect else name, 60),
+        "detector": clean(name if is_effect else held.detector, 60),
         "variant": clean(variant, 20) if variant else None,
         "effect": is_effect,
         "units": clean(_units(told, effect), 160),
@@ -217,7 +232,8 @@ def _within(readings: Sequence[HeadReading], budget: int) -> list[HeadReading]:
 
 
 def _sweep(name: str, held: Sweep) -> dict[str, Any]:
-    metric = default_metric(held, None)
+    # For a reader of one line, whether the right name occurs is plainer than the share of words.
+    metric = "contains" if "contains" in held.metrics else default_metric(held, None)
     methods = []
     for method in held.methods:
         ranking = held.rankings.get(method)
