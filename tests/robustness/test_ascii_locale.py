@@ -76,14 +76,13 @@ def test_every_step_of_a_run(places):
             ["compare", run, run],
             ["export", run, "-o", heads],
             ["report", run],
-            ["check", model],
         )
     ]
     assert b"Usage" in outs[0]
     assert b"--trials" in outs[1]
     assert b"written to" in outs[2]
     assert str(run).encode() in outs[2]
-    told = json.loads(outs[3].decode("ascii"))
+    told = json.loads(outs[3].decode())
     assert told["passed"] == 2
     assert outs[6].decode().strip() == str(run / "report.html")
     held = Scores.load(run)

@@ -49,12 +49,11 @@ def test_a_file_that_is_too_large(zygote, trials, tmp_path):
     assert ended.printed.startswith(f"error: {tmp_path / 'run'}")
     assert ended.printed.endswith("larger than a file may be here\n")
     assert ended.printed.count("\n") == 1
-    assert not [p for p in (tmp_path / "run").rglob("*.tmp")]
+    assert not list((tmp_path / "run").rglob("*.tmp"))
     assert zygote.run(args=args).code == 0
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(("kind", "code"), [("score", errno.ENOSPC), ("sweep", errno.EDQUOT), ("patch", errno.EROFS)])
 def test_a_disk_that_is_full(tiny_model, tmp_path, monkeypatch, kind, code):
     """After some trials: they are kept, and taken up when there is room."""
     model = tiny_model("llama")
@@ -83,7 +82,7 @@ def test_a_disk_that_is_full(tiny_model, tmp_path, monkeypatch, kind, code):
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_folder_that_cannot_be_written(tiny_model, tmp_path, kind):
     (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(ResultFileError, match="closed.*: cannot write there"):
+    with pytest.raises(ResultFileError, match=r"closed.*: cannot write there"):
         RUNS[kind](tiny_model("llama"), tmp_path / "closed" / "run")
 
 

@@ -121,7 +121,8 @@ def run(model: Any, job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Serve until stdin ends."""
     model = load("llama")
-    score_heads(model, TRIALS, progress=False)  # what is imported late is there before the forks
+    scores = score_heads(model, TRIALS, progress=False)
+    cli.output.scores_json(scores, 1)  # by now all that comes late is imported
     assert threading.active_count() == 1, "a fork would lose threads"
     for line in sys.stdin:
         print(json.dumps(run(model, json.loads(line))), flush=True)
