@@ -22,7 +22,8 @@ def text_only(hf_model: Any) -> Any:
         return hf_model
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    inner, head = hf_model.get_decoder(), hf_model.get_output_embeddings()
+    inner: Any = hf_model.get_decoder()
+    head: Any = hf_model.get_output_embeddings()
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is not None:
         with torch.device("meta"):
