@@ -32,7 +32,7 @@ def text_only(hf_model: Any) -> Any:
         if type(getattr(alone, name, None)) is type(inner) and type(head) is type(alone.get_output_embeddings()):
             setattr(alone, name, inner)
             alone.set_output_embeddings(head)
-            alone.config = inner.config  # one object, so that a choice of attention reaches every module
+            alone.config = config  # one object, so that a choice of attention reaches every module
             alone.generation_config = copy.deepcopy(hf_model.generation_config)
             if hasattr(hf_model, "hf_device_map"):
                 alone.hf_device_map = hf_model.hf_device_map
