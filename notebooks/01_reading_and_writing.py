@@ -12,8 +12,8 @@
 # %% [markdown]
 # # 1. Reading and writing: one prompt, every head, by hand
 #
-# Open and run: `pip install -e '.[notebooks]'`, then open this file as a notebook (JupyterLab with jupytext), or
-# `jupytext --to ipynb notebooks/01_reading_and_writing.py`.
+# Open and run: `pip install -c constraints.txt -e '.[notebooks]'`, then open this file as a notebook (JupyterLab
+# with jupytext), or `jupytext --to ipynb notebooks/01_reading_and_writing.py`.
 #
 # An attention head does two things. Its queries and keys decide **where it reads**: the attention pattern. Its values
 # and its output matrix decide **what it writes** into the residual stream. A detector that looks at the pattern alone

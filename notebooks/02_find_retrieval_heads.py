@@ -12,8 +12,8 @@
 # %% [markdown]
 # # 2. Find retrieval heads, and compare detectors
 #
-# Open and run: `pip install -e '.[notebooks]'`, then open this file as a notebook (JupyterLab with jupytext), or
-# `jupytext --to ipynb notebooks/02_find_retrieval_heads.py`.
+# Open and run: `pip install -c constraints.txt -e '.[notebooks]'`, then open this file as a notebook (JupyterLab
+# with jupytext), or `jupytext --to ipynb notebooks/02_find_retrieval_heads.py`.
 #
 # Notebook 1 looked at one prompt. One prompt is an anecdote: here several are scored, by several detectors at once.
 # You will see which heads lead, how sure that is, whether literal questions use the same heads, and what a detector

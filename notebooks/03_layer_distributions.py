@@ -12,8 +12,8 @@
 # %% [markdown]
 # # 3. How heads are spread over layers, and how sure that is
 #
-# Open and run: `pip install -e '.[notebooks]'`, then open this file as a notebook (JupyterLab with jupytext), or
-# `jupytext --to ipynb notebooks/03_layer_distributions.py`.
+# Open and run: `pip install -c constraints.txt -e '.[notebooks]'`, then open this file as a notebook (JupyterLab
+# with jupytext), or `jupytext --to ipynb notebooks/03_layer_distributions.py`.
 #
 # Are retrieval heads late? Few or many? Would other trials give the same list? Three questions about a map of scores,
 # and each has a trap: noise spreads evenly over layers, intervals hide how few trials there are, and heads that share

@@ -12,8 +12,8 @@
 # %% [markdown]
 # # 4. Activation patching: what a head does, by every path
 #
-# Open and run: `pip install -e '.[notebooks]'`, then open this file as a notebook (JupyterLab with jupytext), or
-# `jupytext --to ipynb notebooks/04_activation_patching.py`.
+# Open and run: `pip install -c constraints.txt -e '.[notebooks]'`, then open this file as a notebook (JupyterLab
+# with jupytext), or `jupytext --to ipynb notebooks/04_activation_patching.py`.
 #
 # LOCOS counts one path: from a head straight to the logits. A head may also work through later heads and MLPs. To
 # measure all of that, put one clean activation into a run that lacks the fact, and see how much of the answer comes

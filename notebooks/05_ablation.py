@@ -12,8 +12,8 @@
 # %% [markdown]
 # # 5. Ablation: is the answer gone without these heads?
 #
-# Open and run: `pip install -e '.[notebooks]'`, then open this file as a notebook (JupyterLab with jupytext), or
-# `jupytext --to ipynb notebooks/05_ablation.py`.
+# Open and run: `pip install -c constraints.txt -e '.[notebooks]'`, then open this file as a notebook (JupyterLab
+# with jupytext), or `jupytext --to ipynb notebooks/05_ablation.py`.
 #
 # Patching gave something to a run that lacked it. Ablation takes away. It is the bluntest test of a list of heads,
 # and the easiest to fool oneself with: take enough heads from a model and everything is gone. So this notebook is

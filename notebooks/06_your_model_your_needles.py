@@ -12,8 +12,8 @@
 # %% [markdown]
 # # 6. Your model, your needles
 #
-# Open and run: `pip install -e '.[notebooks]'`, then open this file as a notebook (JupyterLab with jupytext), or
-# `jupytext --to ipynb notebooks/06_your_model_your_needles.py`.
+# Open and run: `pip install -c constraints.txt -e '.[notebooks]'`, then open this file as a notebook (JupyterLab
+# with jupytext), or `jupytext --to ipynb notebooks/06_your_model_your_needles.py`.
 #
 # A template to copy: another model, other needles, results on disk that resume, head lists of other projects, and a
 # detector of your own.
