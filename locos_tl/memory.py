@@ -8,6 +8,7 @@ bundled model lie within a factor of 1.5 (`docs/benchmarks.md`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ STREAM_BYTES, BATCH_BYTES = 2**30, 2**32
 """Limits that `causal.sweep` and `causal.answers` keep."""
 _LENS_CHUNK = 16_384
 _UNIT = 2**20
+_CUT = re.compile(r"\bquery_key_value\.")
+"""The joint projection (GPT-NeoX) of which the hooked view holds the parts a second time; others are views."""
+_FIXED = 128 * 2**20
+"""Libraries that load at the first run, and buffers of the allocator, as measured on a CPU."""
 
 
 class NotEnoughMemory(ValueError):
@@ -194,7 +199,7 @@ def estimate(
         one = parts["keys and values"]
         parts |= {"streams": streams, "caches of a batch": 2 * min(batch_size * one, max(BATCH_BYTES, one))}
     busiest = max(moments, key=lambda name: moments[name])  # they come one after the other
-    parts |= {f"workspace ({busiest})": moments[busiest], "logits": _logits(sizes)}
+    parts |= {f"workspace ({busiest})": moments[busiest], "logits": _logits(sizes), "libraries": _FIXED}
     return MemoryEstimate(sizes.name, n_tokens, purpose, parts, sizes.limit)
 
 
@@ -252,12 +257,11 @@ def _logits(sizes: Sizes) -> int:
 
 def _of_model(model: HookedModel) -> Sizes:
     g, cfg = model.geometry, model.hooked.cfg
-    held = {id(p): p for p in (model.fused.model if model.fused else model.hooked).parameters()}
     hf_config = getattr(getattr(model.hooked, "original_model", None), "config", None)
     d_mlp = _d_mlp(hf_config.get_text_config()) if hf_config is not None else int(cfg.d_mlp or 4 * g.d_model)
     return Sizes(
         name=model.info.name,
-        weights=sum(p.numel() * p.element_size() for p in held.values()),
+        weights=held_bytes(model),
         width=getattr(torch, model.info.dtype).itemsize,
         n_heads=g.n_heads,
         n_key_value_heads=g.n_key_value_heads,
@@ -269,6 +273,13 @@ def _of_model(model: HookedModel) -> Sizes:
         fused=model.fused is not None,
         limit=g.n_ctx,
     )
+
+
+def held_bytes(model: HookedModel) -> int:
+    """Memory of all weights; what both views share is counted once, and a joint projection that was cut twice."""
+    views = [model.hooked, *([model.fused.model] if model.fused else [])]
+    storages = [p.untyped_storage() for view in views for p in view.parameters()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _of_config(config: Any, name: str, dtype: torch.dtype | str | None) -> Sizes:
@@ -290,7 +301,8 @@ def _of_config(config: Any, name: str, dtype: torch.dtype | str | None) -> Sizes
     n_heads = text.num_attention_heads
     return Sizes(
         name=name,
-        weights=sum(p.numel() for p in model.parameters()) * width,
+        weights=sum(p.numel() * (1 + (_CUT.search(name_of) is not None)) for name_of, p in model.named_parameters())
+        * width,
         width=width,
         n_heads=n_heads,
         n_key_value_heads=getattr(text, "num_key_value_heads", None) or n_heads,
@@ -338,7 +350,7 @@ def available(device: torch.device | str = "cpu") -> int:
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + int(reserved)
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     return min([int(psutil.virtual_memory().available), *_container()])
 

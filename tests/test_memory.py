@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from locos_tl import ablate_sweep, memory, patch_trials, score_heads
 from locos_tl.memory import NotEnoughMemory, Sizes, available, cache_bytes, estimate, require_memory
+from locos_tl.trials.trial import save_trials
 from tests import tiny
 
 TRIAL = tiny.trial(40)
@@ -16,7 +19,9 @@ TRIAL = tiny.trial(40)
 def test_a_config_tells_what_the_loaded_model_tells(tiny_model, family):
     model, told = Sizes.of(tiny_model(family)), Sizes.of(tiny.CONFIGS[family](), dtype="float32")
     assert told == Sizes(**vars(model) | {"name": told.name})
-    assert model.weights == sum(p.nbytes for p in dict.fromkeys(tiny_model(family).hooked.original_model.parameters()))
+    plain = sum(p.nbytes for p in tiny_model(family).fused.model.parameters()) if model.fused else 0
+    assert model.weights >= plain
+    assert model.weights == plain or not model.fused or family == "gpt-neox"
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-neox", "phi3"])
@@ -81,9 +86,9 @@ def test_without_fused_attention_a_chunk_of_scores_is_counted(tiny_model):
 def test_what_patching_and_ablation_keep_is_counted(tiny_model):
     model = tiny_model("llama")
     plain, attribution = (
-        estimate(model, 200, purpose="patch", kinds=kinds) for kinds in (("total",), ("attribution",))
+        estimate(model, 20_000, purpose="patch", kinds=kinds) for kinds in (("total",), ("attribution",))
     )
-    assert plain.parts["activations of both runs"] == 200 * (2 * 2 * 4 * 16 + 3 * 48) * 4
+    assert plain.parts["activations of both runs"] == 20_000 * (2 * 2 * 4 * 16 + 3 * 48) * 4
     assert attribution.total != plain.total
     one, eight = (estimate(model, 200, purpose="ablate", batch_size=rows).total for rows in (1, 8))
     assert eight > one
@@ -144,3 +149,47 @@ def test_too_long_for_the_model_is_refused_before_any_trial_runs(tiny_model, mon
     }
     with pytest.raises(ValueError, match=r"'tiny-254-5' needs 304 tokens \(prompt 254\), the context limit .* is 256"):
         runs[run]()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint's config and tokenizer, without weights."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    tiny.CONFIGS["llama"]().save_pretrained(path)
+    tiny.tokenizer().save_pretrained(path)
+    return path
+
+
+def _run(*args):
+    from typer.testing import CliRunner
+
+    from locos_tl import cli
+
+    return CliRunner().invoke(cli.app, list(map(str, args)))
+
+
+def test_the_command_line_tells_from_a_config_alone(folder):
+    done = _run("estimate", folder, "--length", 200, "--json")
+    assert done.exit_code == 0, done
+    told = json.loads(done.stdout)
+    assert told["total_bytes"] == estimate(folder, 200).total
+    assert "keys and values" in _run("estimate", folder, "--length", 200).stdout
+    assert "it would be refused" in _run("estimate", folder, "--length", 300).stdout
+
+
+def test_a_dry_run_loads_no_weights_and_writes_nothing(folder, tmp_path):
+    trials, out = tmp_path / "trials.jsonl", tmp_path / "run"
+    save_trials(trials, [TRIAL, tiny.trial(90)])
+    done = _run("score", folder, "--trials", trials, "--out", out, "--dry-run")
+    assert done.exit_code == 0, done
+    assert "2 trials of 40 to 90 prompt tokens, 130 in all" in done.stdout
+    assert "it fits. Nothing was run or written." in done.stdout
+    told = json.loads(_run("score", folder, "--trials", trials, "--out", out, "--dry-run", "--json").stdout)
+    assert (told["trials"], told["longest"], told["memory"]["n_tokens"]) == (2, 90, 90)
+    assert not out.exists()
+
+
+def test_a_dry_run_refuses_what_is_too_long(folder, tmp_path):
+    save_trials(tmp_path / "trials.jsonl", [tiny.trial(254, generated=None)])
+    done = _run("score", folder, "--trials", tmp_path / "trials.jsonl", "--out", tmp_path / "run", "--dry-run")
+    assert "needs 304 tokens" in str(done.exception)

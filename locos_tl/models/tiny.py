@@ -86,7 +86,7 @@ _LLAMA3_ROPE = {
 
 
 def _gemma3_with_vision() -> Any:
-    text = {**_COMMON, "num_key_value_heads": 1, "num_hidden_layers": 2, "sliding_window": 8}
+    text: dict[str, Any] = {**_COMMON, "num_key_value_heads": 1, "num_hidden_layers": 2, "sliding_window": 8}
     text |= {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]}
     vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     tokens = {"image_token_index": D_VOCAB - 1, "boi_token_index": D_VOCAB - 2, "eoi_token_index": D_VOCAB - 3}

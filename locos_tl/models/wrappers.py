@@ -22,7 +22,8 @@ def text_only(hf_model: Any) -> Any:
         return hf_model
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    inner, head = hf_model.get_decoder(), hf_model.get_output_embeddings()
+    inner: Any = hf_model.get_decoder()
+    head: Any = hf_model.get_output_embeddings()
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is not None:
         with torch.device("meta"):
@@ -31,7 +32,7 @@ def text_only(hf_model: Any) -> Any:
         if type(getattr(alone, name, None)) is type(inner) and type(head) is type(alone.get_output_embeddings()):
             setattr(alone, name, inner)
             alone.set_output_embeddings(head)
-            alone.config = inner.config  # one object, so that a choice of attention reaches every module
+            alone.config = config  # one object, so that a choice of attention reaches every module
             alone.generation_config = copy.deepcopy(hf_model.generation_config)
             if hasattr(hf_model, "hf_device_map"):
                 alone.hf_device_map = hf_model.hf_device_map
