@@ -75,6 +75,7 @@ def test_the_examples_over_runs_do_what_they_say(call, tmp_path, monkeypatch):  
     results.sweep().save(tmp_path / "runs")
     (tmp_path / "runs" / "ablated").mkdir()
     results.sweep().save(tmp_path / "runs" / "ablated")
+    results.effects().save(tmp_path / "runs" / "patched" / "total.safetensors")
     ran = 0
     for path, line in EXAMPLES:
         if path[0] in ("compare", "export", "report") and "--late" not in line:
