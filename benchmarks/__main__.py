@@ -7,7 +7,7 @@ import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from . import naive, one_pass, pass_rates, patching, sweep
+from . import naive, one_pass, pass_rates, patching, prefixes, sweep
 from .common import fill_docs, save, table
 
 ALL = {
@@ -15,6 +15,7 @@ ALL = {
     "patching": (patching.run, table, "benchmarks.md"),
     "naive": (naive.run, table, "benchmarks.md"),
     "sweep": (sweep.run, table, "benchmarks.md"),
+    "prefixes": (prefixes.run, table, "benchmarks.md"),
     "pass_rates": (pass_rates.run, pass_rates.tables, "trials.md"),
 }
 

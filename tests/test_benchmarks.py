@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import naive, one_pass, sweep
+from benchmarks import naive, one_pass, prefixes, sweep
 from benchmarks.common import table, trial_of
 
 
@@ -39,3 +39,10 @@ def test_a_sweep_is_measured_beside_plain_generation():
     assert anywhere["answers a trial"] == 3
     assert late["ratio of medians"] > 0.5
     assert table([anywhere, late]).count("\n") == 3
+
+
+@pytest.mark.bundled
+def test_prefixes_are_measured_on_and_off():
+    (row,) = prefixes.run((64,), n_trials=3, repeats=1)
+    assert 0 < row["prompt tokens not computed again"] < 1
+    assert row["ratio of medians"] > 0.5
