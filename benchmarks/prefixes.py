@@ -24,7 +24,7 @@ def run(lengths: tuple[int, ...] = (500, 2000), n_trials: int = 10, repeats: int
         def score(prefixes: str, trials: Any = trials) -> Any:
             return score_heads(model, trials, examples=0, prefixes=prefixes, progress=False)
 
-        seconds = interleaved({"off": lambda: score("off"), "on": lambda: score("device")}, repeats)  # noqa: B023
+        seconds = interleaved({"off": lambda: score("off"), "on": lambda: score("device")}, repeats)
         pairs = [off / on for off, on in zip(seconds["off"], seconds["on"], strict=True)]
         rows.append(
             {
