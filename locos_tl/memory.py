@@ -359,7 +359,10 @@ def _container() -> list[int]:
     """What a container's memory limit leaves, where there is one."""
     folder = Path("/sys/fs/cgroup")
     try:
-        limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+        limit, used = (
+            (folder / "memory.max").read_text(encoding="ascii").strip(),
+            int((folder / "memory.current").read_text(encoding="ascii")),
+        )
     except (OSError, ValueError):
         return []
     return [max(0, int(limit) - used)] if limit.isdigit() else []

@@ -61,8 +61,8 @@ def sleeps(model: str, trial: Any, mark: Path) -> None:
     time.sleep(600)
 
 
-def score_dying_once(model: Any, trial: Any, plan: Any, at: str, mark: Path) -> Any:
+def score_dying_once(model: Any, trial: Any, *rest: Any, at: str, mark: Path) -> Any:
     """`score_trial` in a worker that is killed once."""
     from locos_tl.scoring.run import score_trial
 
-    return dies_once(model, trial, at, mark, lambda m, t: score_trial(m, t, plan))
+    return dies_once(model, trial, at, mark, lambda m, t: score_trial(m, t, *rest))

@@ -354,7 +354,7 @@ def test_score_writes_a_run_and_prints_it(call, tiny_loaded, tmp_path):
     assert lines[1] == "top 3 heads by locos"
     assert lines[2].split() == ["rank", "layer", "head", "score", "ci_low", "ci_high", "kv_group"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
-    assert lines[6] == "only 1 trial(s) passed: mind the intervals, ask for more with --n"
+    assert lines[6] == "only 1 trial(s) passed: mind the intervals; ask for more with --n, in a new folder"
     assert lines[7] == f"written to {tmp_path / 'run'}; look at it with: locos-tl report {tmp_path / 'run'}"
     assert "nan" not in told.out
     run = json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=pytest.fail)
@@ -438,11 +438,11 @@ def test_a_stopped_run_resumes_to_the_same_files(call, tiny_loaded, tmp_path, mo
     assert call("score", "m", "--trials", given, "--out", tmp_path / "whole").code == 0
     real, scored, stop = run.score_trial, [], [True]
 
-    def score_trial(model: Any, trial: Trial, plan: Any) -> Any:
+    def score_trial(model: Any, trial: Trial, *rest: Any) -> Any:
         if stop and len(scored) == 2:
             raise KeyboardInterrupt
         scored.append(trial.trial_id)
-        return real(model, trial, plan)
+        return real(model, trial, *rest)
 
     monkeypatch.setattr(run, "score_trial", score_trial)
     told = call("score", "m", "--trials", given, "--out", tmp_path / "run")

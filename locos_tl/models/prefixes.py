@@ -71,6 +71,16 @@ def _spaced(lengths: Sequence[int], least: int, n: int) -> tuple[int, ...]:
     return tuple(kept)
 
 
+def check_place(place: str) -> None:
+    """Refuse an unknown place.
+
+    Raises:
+        ValueError: naming those there are.
+    """
+    if place not in PLACES:
+        raise ValueError(f"prefixes must be one of {', '.join(PLACES)}, got {place!r}")
+
+
 class PrefixStore:
     """The caches of the prompt at hand at its boundaries.
 
@@ -81,8 +91,7 @@ class PrefixStore:
     """
 
     def __init__(self, model: HookedModel, place: str = "device", budget: int = BUDGET) -> None:
-        if place not in PLACES:
-            raise ValueError(f"prefixes must be one of {', '.join(PLACES)}, got {place!r}")
+        check_place(place)
         self.model, self.place, self.budget = model, place, budget
         self._kept: list[tuple[tuple[int, ...], HFCache]] = []
         self.read, self.reused = 0, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from ..choices import unknown
 from ..executors import executor_for
 from ..memory import require_memory
 from ..models.hooked import HookedModel
-from ..models.prefixes import PrefixStore, boundaries
+from ..models.prefixes import PrefixStore, boundaries, check_place
 from ..progress import pass_rate
 from ..results.files import plain
 from ..results.head_scores import HeadScores
@@ -128,6 +128,7 @@ def score_heads(
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if examples < 0:
         raise ValueError(f"examples must be 0 or more, got {examples}")
+    check_place(prefixes)
     chosen, with_random = resolve(detectors)
     plan = Plan(tuple(chosen), variants, max_new_tokens)
     where = executor_for(model, executor, workers, address)
@@ -139,7 +140,9 @@ def score_heads(
         if store is not None:
             store.claim(ready)
         order, cuts = boundaries([trial.prompt_ids for trial in ready])
-        work = Scoring(plan, {trial.trial_id: own for trial, own in zip(ready, cuts, strict=True)}, prefixes)
+        work = Scoring(
+            plan, {trial.trial_id: own for trial, own in zip(ready, cuts, strict=True)}, prefixes, score_trial
+        )
         check = partial(_check_record, model=model, plan=plan)
         # Those with a common beginning one after the other.
         queue = [ready[place] for place in order]
@@ -194,18 +197,20 @@ class Scoring:
         plan: what is measured.
         cuts: where each trial's prompt parts from others, by trial.
         prefixes: where the caches of common beginnings are kept.
+        score: what makes the record of a trial.
     """
 
     plan: Plan
     cuts: Mapping[str, tuple[int, ...]]
-    prefixes: str = "device"
+    prefixes: str
+    score: Callable[..., TrialRecord]
     store: PrefixStore | None = field(default=None, init=False, repr=False)
 
     def __call__(self, model: HookedModel, trial: Trial) -> TrialRecord:
         """The record of one trial."""
         if self.store is None or self.store.model is not model:
             self.store = PrefixStore(model, self.prefixes)
-        return score_trial(model, trial, self.plan, self.store, self.cuts.get(trial.trial_id, ()))
+        return self.score(model, trial, self.plan, self.store, self.cuts.get(trial.trial_id, ()))
 
 
 def score_trial(

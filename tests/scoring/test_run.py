@@ -12,6 +12,7 @@ import torch
 
 from locos_tl import NoTrialPassed, ResultFileError, Scores, generate, load_model, score_heads
 from locos_tl.scoring import run as run_module
+from locos_tl.trials.trial import Trial
 from tests import tiny
 
 PASSING = [tiny.trial(30), tiny.trial(34), tiny.trial(38)]
@@ -154,11 +155,11 @@ def test_a_killed_run_resumes(tiny_model, tmp_path, monkeypatch, stop_after):
     ran = []
     score_trial = run_module.score_trial
 
-    def interrupted(model, trial, plan):
+    def interrupted(model, trial, *rest):
         if len(ran) == stop_after:
             raise KeyboardInterrupt
         ran.append(trial.trial_id)
-        return score_trial(model, trial, plan)
+        return score_trial(model, trial, *rest)
 
     monkeypatch.setattr(run_module, "score_trial", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -166,7 +167,7 @@ def test_a_killed_run_resumes(tiny_model, tmp_path, monkeypatch, stop_after):
     with pytest.raises(ResultFileError, match="not a finished run"):
         Scores.load(tmp_path / "broken")
     monkeypatch.setattr(
-        run_module, "score_trial", lambda m, t, plan: (ran.append(t.trial_id), score_trial(m, t, plan))[1]
+        run_module, "score_trial", lambda m, t, *rest: (ran.append(t.trial_id), score_trial(m, t, *rest))[1]
     )
     resumed = score_heads(model, [*PASSING, *FAILING], out=tmp_path / "broken")
     assert sorted(ran) == sorted(t.trial_id for t in [*PASSING, *FAILING])
@@ -185,7 +186,7 @@ def test_more_trials_into_the_same_folder_reuse_the_finished_ones(tiny_model, tm
     ran = []
     score_trial = run_module.score_trial
     monkeypatch.setattr(
-        run_module, "score_trial", lambda m, t, plan: (ran.append(t.trial_id), score_trial(m, t, plan))[1]
+        run_module, "score_trial", lambda m, t, *rest: (ran.append(t.trial_id), score_trial(m, t, *rest))[1]
     )
     assert score_heads(model, PASSING, out=tmp_path).total == 3
     assert ran == [PASSING[2].trial_id]
@@ -306,3 +307,21 @@ def test_an_alias_passes_the_gate_where_the_gold_answer_does_not(tiny_model):
     assert named.outcomes[0].passed
     assert named.outcomes[0].answer_steps == plain.outcomes[0].answer_steps == (3,)
     np.testing.assert_array_equal(named["locos"].per_trial, plain["locos"].per_trial)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_common_beginnings_change_no_score(tiny_model, family):
+    """Trials of one text, in another order than they are run, with and without a store of beginnings."""
+    model = tiny_model(family)
+    text = tiny.words(60, seed=5)
+    trials = []
+    for number, (needle, end) in enumerate([((40, 46), 7), ((20, 26), 8), ((40, 46), 9), ((20, 26), 6)]):
+        ids = [*text[: needle[0]], 4, 3, 5, 6, 9, 11, *text[needle[0] :], *tiny.words(20, seed=end)]
+        trials.append(Trial.from_ids(ids, needle=needle, answer="Yuki", generated_ids=(7, 8, 3), trial_id=f"t{number}"))
+    on, off = (score_heads(model, trials, examples=0, prefixes=place) for place in ("device", "off"))
+    assert [o.trial_id for o in on.outcomes] == ["t0", "t1", "t2", "t3"]
+    assert on.passed == 4
+    for name in on:
+        np.testing.assert_allclose(on[name].per_trial, off[name].per_trial, atol=2e-5)
+    with pytest.raises(ValueError, match="prefixes must be one of device, cpu, off, got 'disk'"):
+        score_heads(model, trials, prefixes="disk")
