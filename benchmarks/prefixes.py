@@ -8,7 +8,7 @@ from typing import Any
 from .common import interleaved, median
 
 
-def run(lengths: tuple[int, ...] = (500, 2000), n_trials: int = 10, repeats: int = 2) -> list[dict[str, Any]]:
+def run(lengths: tuple[int, ...] = (500, 1000), n_trials: int = 8, repeats: int = 1) -> list[dict[str, Any]]:
     from locos_tl import load_model, load_trials, score_heads
     from locos_tl.models.prefixes import PrefixStore, boundaries
 
