@@ -29,6 +29,7 @@ def tiny_model():
     return cache(tiny.load)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items):
     """In several processes, a file's tests stay together (they share fixtures); each notebook is on its own.
 

@@ -7,7 +7,6 @@ plotly.js lies in ``_static``.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,11 @@ def prepare(app: Any, config: Any) -> None:
 
     source = Path(app.srcdir)
     target = source / "notebooks"
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
-    for script in sorted((ROOT / "notebooks").glob("*.py")):
+    target.mkdir(exist_ok=True)
+    scripts = sorted((ROOT / "notebooks").glob("*.py"))
+    for stale in {path.stem for path in target.glob("*.ipynb")} - {script.stem for script in scripts}:
+        (target / f"{stale}.ipynb").unlink(missing_ok=True)
+    for script in scripts:
         notebook = _read(script)
         show_figures(notebook)
         notebook.metadata.setdefault("language_info", {"name": "python"})
