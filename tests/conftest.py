@@ -29,16 +29,6 @@ def tiny_model():
     return cache(tiny.load)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items):
-    """In several processes, a file's tests stay together (they share fixtures); each notebook is on its own.
-
-    Notebooks go first: they are long, and at the end one process would wait for the other.
-    """
-    notebooks = [item for item in items if item.path.name == "test_notebooks.py"]
-    others = [item for item in items if item.path.name != "test_notebooks.py"]
-    for item in others:
-        item.add_marker(pytest.mark.xdist_group(str(item.path)))
-    for item in notebooks:
-        item.add_marker(pytest.mark.xdist_group(item.nodeid))
-    items[:] = notebooks + others
+    """Notebooks go first: they are long, and at the end one process would wait for the other."""
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
