@@ -225,7 +225,7 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), "/root/x: no permission; choose another place"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x: no permission; choose another place"),
         (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: read-only; choose another place"),
         (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: the disk is full"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "/t/.x-1", None, "/t/x"), "/t/x: a folder, where a file"),

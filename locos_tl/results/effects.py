@@ -15,7 +15,7 @@ from .. import html
 from . import statistics
 from .files import ResultFileError, read_result, result_path, usable, write_arrays
 from .head_scores import HeadScores
-from .prompts import other_prompt
+from .prompts import other_prompts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,8 +227,8 @@ class Effects:
             if getattr(self, name) != getattr(other, name):
                 mine, theirs = (repr(getattr(effects, name))[:80] for effects in (self, other))
                 raise ValueError(f"effects of different {name}: {mine} and {theirs}")
-        if (trial := other_prompt(self.provenance, other.provenance, self.trial_ids)) is not None:
-            raise ValueError(f"effects of different prompts: {trial!r} names another prompt in each")
+        if changed := other_prompts(self.provenance, other.provenance, self.trial_ids):
+            raise ValueError(f"effects of different prompts: {changed[0]!r} names another prompt in each")
 
     def to_head_scores(self, name: str | None = None) -> HeadScores:
         """The effects as head scores, for every statistic, figure and ablation that takes those.

@@ -33,7 +33,7 @@ from . import statistics
 from .files import read_result, result_path, usable, write_arrays
 from .head_scores import HeadScores
 from .layer_depth import Interval, Profile, depth_of, interval_of, rank_correlations
-from .prompts import other_prompt
+from .prompts import other_prompts
 from .verdict import judge
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ class LateLayers:
                     f"{name!r} and {self.causal!r} are not over the same trials in the same order "
                     f"({scores.n_trials} and {truth.n_trials} trials)"
                 )
-            if (trial := other_prompt(scores.provenance, truth.provenance, truth.trial_ids)) is not None:
+            if changed := other_prompts(scores.provenance, truth.provenance, truth.trial_ids):
                 raise ValueError(
-                    f"{name!r} and {self.causal!r} are over other prompts: trial {trial!r} has one in each"
+                    f"{name!r} and {self.causal!r} are over other prompts: trial {changed[0]!r} has one in each"
                 )
 
     # --- sizes ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def prompts_by_trial(provenance: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(map(str, ids), map(str, prompts), strict=True))
 
 
-def other_prompt(a: Mapping[str, Any], b: Mapping[str, Any], trial_ids: Iterable[str]) -> str | None:
-    """The first of these trials that had another prompt in the one result than in the other; None for none."""
+def other_prompts(a: Mapping[str, Any], b: Mapping[str, Any], trial_ids: Iterable[str]) -> list[str]:
+    """Those of the trials that had another prompt in the one result than in the other, as far as both tell."""
     first, second = prompts_by_trial(a), prompts_by_trial(b)
-    return next((i for i in trial_ids if i in first and i in second and first[i] != second[i]), None)
+    return [i for i in trial_ids if i in first and i in second and first[i] != second[i]]

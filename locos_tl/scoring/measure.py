@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..choices import unknown
 from ..models.hooked import Decoding, HookedModel, LayerRead
 from ..models.prefixes import PrefixStore
 from ..trials.trial import Trial
@@ -28,6 +29,20 @@ TOP_KEYS = 10
 """Largest attention weights that `contrastive` looks at."""
 VARIANTS = ("paper", "folded", "exact")
 READS = frozenset({"phi", "attention", "argmax", "top", "window"})
+
+
+def check_variants(variant: str | Sequence[str]) -> tuple[str, ...]:
+    """One variant or several as a tuple.
+
+    Raises:
+        ValueError: for an unknown one, one named twice, or none.
+    """
+    variants = (variant,) if isinstance(variant, str) else tuple(variant)
+    if strange := [v for v in variants if v not in VARIANTS]:
+        raise ValueError(unknown("variant", strange[0], VARIANTS))
+    if not variants or len(set(variants)) < len(variants):
+        raise ValueError(f"variant must name one or several of {', '.join(VARIANTS)}, each once; got {variant!r}")
+    return variants
 
 
 @dataclass(frozen=True)
@@ -211,9 +226,11 @@ class _Reader:
 
     def results(self) -> dict[str, Measurement]:
         stacked: dict[str, Any] = {name: torch.stack(layers) for name, layers in self.found.items()}
+        exact = "exact" in self.directions
+        scale = exact_scale(self.model.n_layers, self.post_scales, self.final_scale) if exact else None
         for name, values in stacked.items():
-            if name.startswith("exact:"):
-                values /= exact_scale(self.model.n_layers, self.post_scales, self.final_scale)[:, None, :]
+            if scale is not None and name.startswith("exact:"):
+                values /= scale[:, None, :]
             if not bool(torch.isfinite(values).all()):
                 raise FloatingPointError(
                     f"trial {self.trial.trial_id!r}: {name} is not finite on {self.model.info.name} "

@@ -23,7 +23,7 @@ from ..trials.trial import Trial
 from .answers import answer_steps
 from .contribution import contributions
 from .explore import generate
-from .measure import exact_hooks, exact_scale, layer_directions, segment_start, target_directions
+from .measure import check_variants, exact_hooks, exact_scale, layer_directions, segment_start, target_directions
 
 DENSE = 200_000
 """Contexts are kept whole up to so many positions times heads: 740 tokens of 270 heads."""
@@ -57,7 +57,7 @@ def read_heads(
         `HeadReading`: means over the answer steps.
 
     Raises:
-        ValueError: when the answer was not generated, or the trial has no needle.
+        ValueError: when the answer was not generated, the trial has no needle, or a variant is unknown.
     """
     start, end = trial.require_needle()
     if trial.generated_ids is None:
@@ -70,7 +70,7 @@ def read_heads(
             if steps is None
             else f"trial {trial.trial_id!r}: steps {chosen} do not fit {len(generated)} generated tokens"
         )
-    variants = (variant,) if isinstance(variant, str) else tuple(variant)
+    variants = check_variants(variant)
     ids, n_keys = (*trial.prompt_ids, *generated), trial.n_tokens + max(chosen)
     first = segment_start(trial, window=False)
     reader = _Reader(model, trial, first, ids, chosen, variants, _shared(model, n_keys, trial))
@@ -130,7 +130,6 @@ class _Reader:
         targets = [ids[trial.n_tokens + step] for step in steps]
         self.directions = {variant: target_directions(model, targets, variant) for variant in variants}
         self.found: dict[str, list[Tensor]] = {}
-        self.writes: list[Tensor] = []
         self.post_scales: dict[int, Tensor] = {}
         self.final_scale: Tensor | None = None
         self.has_lens = "exact" in variants or _freezable(model)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..choices import unknown
 from ..executors import executor_for
 from ..memory import require_memory
 from ..models.hooked import HookedModel
@@ -26,7 +25,7 @@ from ..runs import model_settings, prepare_trials, run_trials, trials_settings
 from ..trials.trial import Trial, TrialGrid
 from .answers import GATE_THRESHOLD, answer_steps, decode_text, rouge1_recall, settled
 from .detectors import RANDOM_SEEDS, Detector, random_scores, resolve
-from .measure import TOP_KEYS, VARIANTS, WINDOW, decode_trial, measure, segment_start
+from .measure import TOP_KEYS, WINDOW, check_variants, decode_trial, measure, segment_start
 from .reading import read_heads
 from .records import RecordStore, TrialRecord
 
@@ -156,20 +155,6 @@ def score_heads(
     if not scores.passed and any(d.gated for d in plan.detectors):
         raise NoTrialPassed(_no_trial_passed(model, scores.outcomes))
     return scores
-
-
-def check_variants(variant: str | Sequence[str]) -> tuple[str, ...]:
-    """One variant or several as a tuple.
-
-    Raises:
-        ValueError: for an unknown one, one named twice, or none.
-    """
-    variants = (variant,) if isinstance(variant, str) else tuple(variant)
-    if strange := [v for v in variants if v not in VARIANTS]:
-        raise ValueError(unknown("variant", strange[0], VARIANTS))
-    if not variants or len(set(variants)) < len(variants):
-        raise ValueError(f"variant must name one or several of {', '.join(VARIANTS)}, each once; got {variant!r}")
-    return variants
 
 
 def _status(records: Sequence[TrialRecord]) -> str:

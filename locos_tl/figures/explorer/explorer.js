@@ -35,6 +35,7 @@ globalThis.locosExplorer = (() => {
   const signed = (value) => (value > 0 ? "+" : "") + number(value);
   // Plotly reads a few HTML tags and %{...} in its labels.
   const label = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%\{/g, "% {");
+  const inNeedle = ({needle: [start, end]}, position) => position >= start && position < end;
   const oneLine = (text) => text.replace(/\n/g, "\u23ce");
   const finite = (values) => Array.from(values).filter(Number.isFinite);
   const known = new WeakMap();
@@ -351,8 +352,7 @@ globalThis.locosExplorer = (() => {
       const at = Math.max(0, reading.variants.indexOf(state.variant)), variant = reading.variants[at];
       const kept = positions(reading, cell, at);
       const total = reading.total[at][cell];
-      const inside = (p) => p >= reading.needle[0] && p < reading.needle[1];
-      const needle = [...kept.values()].filter((k) => inside(k.position)).reduce((sum, k) => sum + k.phi, 0);
+      const needle = [...kept.values()].filter((k) => inNeedle(reading, k.position)).reduce((sum, k) => sum + k.phi, 0);
       const trials = select("Trial", data.readings.map((r, i) => option(String(i), `${r.question || r.trial} (${r.answer})`)), String(state.reading),
         (value) => { state.reading = Number(value); update({map: false, panel: true}); });
       const wide = [...kept.keys()].length > FOLD;
@@ -399,7 +399,7 @@ globalThis.locosExplorer = (() => {
       const gap = (n) => h("span", {class: "lx-gap"}, `\u2026 ${n.toLocaleString("en")} token${n === 1 ? "" : "s"} \u2026`);
       for (const position of shown) {
         const missing = position - last - 1;
-        const inside = position >= reading.needle[0] && position < reading.needle[1];
+        const inside = inNeedle(reading, position);
         if (missing > 0) { nodes.push(gap(missing)); needle = null; }
         last = position;
         const {attention, phi} = kept.get(position), value = kind === "phi" ? phi : attention;
@@ -424,7 +424,7 @@ globalThis.locosExplorer = (() => {
     function peaks(reading, kept, sign) {
       const best = [...kept.values()].filter((k) => sign * k.phi > 0).sort((a, b) => sign * (b.phi - a.phi)).slice(0, 10);
       const rows = best.map((k) => {
-        const inside = k.position >= reading.needle[0] && k.position < reading.needle[1];
+        const inside = inNeedle(reading, k.position);
         const before = reading.text.get(k.position - 1) || "";
         return h("tr", {}, h("td", {class: "lx-word"}, h("span", {class: "lx-before"}, oneLine(before)), h("b", {}, oneLine(reading.text.get(k.position))),
           inside ? h("span", {class: "lx-dot", title: "in the needle"}, ` ${DOT}`, h("span", {class: "lx-hidden"}, " in the needle")) : null),

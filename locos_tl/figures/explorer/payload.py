@@ -17,7 +17,7 @@ import numpy as np
 from ...results.effects import Effects
 from ...results.head_scores import HeadScores
 from ...results.late_layers import LateLayers
-from ...results.prompts import prompts_by_trial
+from ...results.prompts import other_prompts
 from ...results.reading import HeadReading
 from ...results.scores import Scores, TrialOutcome
 from ...results.sweep import Sweep
@@ -64,15 +64,21 @@ def payload(
             )
     readings = _within(scores.readings, BUDGET * 3 // 4)
     left = BUDGET - sum(map(_bytes, readings))
-    known = prompts_by_trial(scores.provenance)
     trials = _trials(maps, scores.outcomes, [reading.trial_id for reading in readings], left)
+    ids = [trial["id"] for trial in trials]
+
+    def shown(held: HeadScores) -> list[str]:
+        """The trials whose own values may stand beside those of the run: not those of other prompts."""
+        changed = other_prompts(scores.provenance, held.provenance, ids)
+        return [i for i in ids if i not in changed]
+
     model = scores.provenance.get("model")
     return {
         "model": clean(model.get("name") if isinstance(model, Mapping) else None, 120),
         "layers": shape.n_layers,
         "heads": shape.n_heads,
         "kv": shape.n_key_value_heads,
-        "maps": [_map(name, held, _same_prompts(held, known, trials)) for name, held in _by_detector(maps)],
+        "maps": [_map(name, held, shown(held)) for name, held in _by_detector(maps)],
         "trials": trials,
         "readings": [_reading(reading) for reading in readings],
         "sweeps": [_sweep(name, sweep) for name, sweep in (sweeps or {}).items() if sweep.methods],
@@ -104,13 +110,6 @@ def _by_detector(maps: Mapping[str, HeadScores]) -> list[tuple[str, HeadScores]]
     return sorted(maps.items(), key=lambda item: order.index(item[1].detector))
 
 
-def _same_prompts(held: HeadScores, known: Mapping[str, str], trials: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The trials whose own values may stand beside those of the run: not those of other prompts with the same id."""
-    own = prompts_by_trial(held.provenance)
-    ids = [str(trial["id"]) for trial in trials]
-    return [i for i in ids if own.get(i) == known.get(i) or i not in own or i not in known]
-
-
 def _map(name: str, held: HeadScores, trials: Sequence[str]) -> dict[str, Any]:
     detector = held.provenance.get("detector")
     told = detector if isinstance(detector, Mapping) else {}
@@ -127,7 +126,6 @@ def _map(name: str, held: HeadScores, trials: Sequence[str]) -> dict[str, Any]:
         "units": clean(_units(told, effect), 160),
         "heads": held.n_heads,
         "counted": theme.counted_label(held),
-        "unit": "seed" if held.detector == "random" else "trial",
         "color": theme.detector_color(held.detector),
         "mean": _floats(held.mean),
         "low": _floats(low),
@@ -161,9 +159,7 @@ def _trial(outcome: TrialOutcome) -> dict[str, Any]:
         "id": outcome.trial_id,
         "label": clean(outcome.trial_id, 60),
         "question": clean(told.get("question") or "", 300),
-        "needle": clean(told.get("needle") or "", 300),
         "answer": clean(outcome.answer, 100),
-        "generated": clean(outcome.generated_text, 300),
     }
 
 
